@@ -5,7 +5,7 @@
 namespace muster {
 namespace {
 
-TEST(Bytes, HexGoesThereAndBack) {
+TEST(Bytes, HexSurvivesARoundTrip) {
   const Bytes bytes{0x00, 0x7f, 0xff, 0x10};
   EXPECT_EQ(to_hex(bytes), "007fff10");
   EXPECT_EQ(from_hex("007fFF10"), bytes);
@@ -26,7 +26,7 @@ TEST(Bytes, SizesAreReadAndWrittenInPowersOf1024) {
   EXPECT_EQ(format_bytes(3 << 19), "1.5 MiB");
 }
 
-TEST(Bytes, AReaderGivesBackWhatAWriterPut) {
+TEST(Bytes, ReaderReturnsWrittenValues) {
   const Bytes message = Writer().put<uint8_t>(7).put<int32_t>(-5).put_string("key").put_bytes({}).take();
   Reader in(message);
   EXPECT_EQ(in.get<uint8_t>(), 7);
@@ -36,7 +36,7 @@ TEST(Bytes, AReaderGivesBackWhatAWriterPut) {
   EXPECT_TRUE(in.finish());
 }
 
-TEST(Bytes, EveryTruncationOfAMessageIsAnErrorAndNeverAnOverrun) {
+TEST(Bytes, RefusesEveryTruncationOfAMessage) {
   const Bytes message = Writer().put<uint64_t>(1).put_string("abcdef").put<uint16_t>(2).take();
   for (size_t length = 0; length < message.size(); ++length) {
     const Bytes cut(message.begin(), message.begin() + static_cast<std::ptrdiff_t>(length));
@@ -46,7 +46,7 @@ TEST(Bytes, EveryTruncationOfAMessageIsAnErrorAndNeverAnOverrun) {
   }
 }
 
-TEST(Bytes, ALengthBeyondTheMessageIsRefusedBeforeAnythingIsAllocated) {
+TEST(Bytes, RefusesALengthBeyondTheMessageWithoutAllocating) {
   const Bytes message = Writer().put<uint32_t>(0xffffffff).put<uint8_t>(1).take();
   Reader in(message);
   EXPECT_EQ(in.get_string().error().code, ErrorCode::kProtocol);

@@ -26,7 +26,7 @@ TEST(Deadline, PassesWhenItsClockReachesIt) {
   EXPECT_EQ(deadline.left(), Duration::zero());
 }
 
-TEST(Deadline, AHugeTimeoutSaturatesInsteadOfLyingInThePast) {
+TEST(Deadline, SaturatesAHugeTimeout) {
   ManualClock clock;
   EXPECT_FALSE(Deadline::after(Duration::max(), clock).passed());
   EXPECT_EQ(Deadline::after(Duration::max(), clock).poll_timeout_ms(), std::numeric_limits<int>::max());

@@ -31,7 +31,7 @@ TEST(Dtype, NumbersOnTheWireNeverChange) {
   EXPECT_STREQ(name(ReduceOp::kPremulSum), "premul_sum");
 }
 
-TEST(Dtype, RefusesReductionsThatMeanNothing) {
+TEST(Dtype, RefusesUndefinedReductions) {
   EXPECT_TRUE(check_reducible(Dtype::kFloat32, ReduceOp::kAverage));
   EXPECT_TRUE(check_reducible(Dtype::kBool, ReduceOp::kMax));
   EXPECT_FALSE(check_reducible(Dtype::kBool, ReduceOp::kAverage));

@@ -26,21 +26,21 @@ TEST(Error, TravelsUpThroughTryAndAssign) {
   EXPECT_EQ(quarter(2).error().rank, 3);
 }
 
-TEST(Error, SaysWhatHappenedDuringWhat) {
+TEST(Error, PrintsTheMessageAfterItsContext) {
   const Error error{ErrorCode::kPeerLost, "rank 3 (host b, pid 812) closed its link", 3, {}};
   EXPECT_EQ(error.to_string(), "peer lost: rank 3 (host b, pid 812) closed its link");
   EXPECT_EQ(error.in("all_reduce #41").in("an outer layer").to_string(),
             "peer lost: rank 3 (host b, pid 812) closed its link (during all_reduce #41)");
 }
 
-TEST(Error, TellsTheKindOfASystemErrorApart) {
+TEST(Error, MapsSystemErrorsToCodes) {
   EXPECT_EQ(fail_errno(EADDRINUSE, "cannot bind").value().code, ErrorCode::kUnavailable);
   EXPECT_EQ(fail_errno(ECONNRESET, "cannot read").value().code, ErrorCode::kPeerLost);
   EXPECT_EQ(fail_errno(EMFILE, "cannot accept").value().code, ErrorCode::kResourceExhausted);
   EXPECT_EQ(fail_errno(EACCES, "cannot bind x").value().message, "cannot bind x: Permission denied");
 }
 
-TEST(CheckDeathTest, ABrokenInvariantAbortsWithItsPlaceAndMessage) {
+TEST(CheckDeathTest, ABrokenInvariantAbortsWithItsLineAndMessage) {
   EXPECT_DEATH(MUSTER_CHECK(1 == 2, "numbers differ"), "error_test.cpp:[0-9]+: check failed: 1 == 2: numbers differ");
 }
 

@@ -43,12 +43,12 @@ void expect_lines(const char* level, int count) {
   EXPECT_EXIT(write_all(level), testing::ExitedWithCode(count), expected);
 }
 
-TEST(LogDeathTest, WritesWarningsUnlessToldOtherwise) { expect_lines(nullptr, 2); }
+TEST(LogDeathTest, WritesWarningsByDefault) { expect_lines(nullptr, 2); }
 TEST(LogDeathTest, WritesEverythingFromTraceOn) { expect_lines("trace", 5); }
 TEST(LogDeathTest, LeavesOutTheTraceFromDebugOn) { expect_lines("debug", 4); }
 TEST(LogDeathTest, LeavesOutDetailsFromInfoOn) { expect_lines("info", 3); }
 TEST(LogDeathTest, WritesWarningsFromWarningOn) { expect_lines("warning", 2); }
-TEST(LogDeathTest, WritesErrorsAloneFromErrorOn) { expect_lines("error", 1); }
+TEST(LogDeathTest, WritesOnlyErrorsFromErrorOn) { expect_lines("error", 1); }
 TEST(LogDeathTest, IsSilentWhenOff) {
   expect_lines("off", 0);
   EXPECT_EXIT(write_all("off"), testing::ExitedWithCode(0), testing::StrEq(""));

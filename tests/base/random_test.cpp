@@ -31,7 +31,7 @@ TEST(Random, StaysWithinItsBoundsAndReachesAllOfThem) {
   for (const int count : seen) EXPECT_GT(count, 800);  // 1,000 expected; the standard deviation is 30
 }
 
-TEST(Random, UnguessableBytesDiffer) {
+TEST(Random, SecureRandomBytesDiffer) {
   std::array<uint8_t, 32> a{}, b{};
   fill_secure_random(a);
   fill_secure_random(b);

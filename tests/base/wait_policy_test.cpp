@@ -43,7 +43,7 @@ TEST(YieldBudget, SpendsLittleTimeOnYieldsThatTakeLong) {
   EXPECT_EQ(spend(), burst) << "a long pause buys one burst, not ten";
 }
 
-TEST(AdaptiveWait, HalvesTheSpinBeforeAParkAndDoublesItAfterASuccess) {
+TEST(AdaptiveWait, HalvesTheSpinAfterAParkAndDoublesItAfterSuccess) {
   AdaptiveWait wait(true, 1s);
   EXPECT_EQ(wait.spins(), kMaxSpins);
   int polls = 0;

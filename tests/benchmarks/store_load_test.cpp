@@ -41,7 +41,7 @@ class Answering {
   StoreState state_;
 };
 
-TEST(StoreLoadProtocol, EveryStepIsAnsweredWithTheReplyThatItExpects) {
+TEST(StoreLoadProtocol, EveryStepGetsItsExpectedReply) {
   const Bytes value = to_bytes("value");
   Answering server;
   for (const Step& step : {set("a", value), get("a", value), wait({"a"}), multi_set({"b", "c"}, value),
@@ -51,12 +51,12 @@ TEST(StoreLoadProtocol, EveryStepIsAnsweredWithTheReplyThatItExpects) {
   }
 }
 
-TEST(StoreLoadProtocol, AnAdditionsReplyIsOfTheExpectedLength) {
+TEST(StoreLoadProtocol, AnAddReplyHasTheExpectedLength) {
   Answering server;
   EXPECT_EQ(server.answer(add("n", 3)).size(), add("n", 3).reply_bytes);
 }
 
-TEST(StoreLoadPeers, EveryExchangeNamesRanksOfTheJobAndEveryoneHasANeighbour) {
+TEST(StoreLoadPeers, EveryExchangeGivesEachRankAValidNeighbor) {
   for (const Exchange exchange : {Exchange::kFullMesh, Exchange::kDoubling, Exchange::kRingAndTree}) {
     for (const size_t workers : {2, 7, 8, 9, 24, 64, 129}) {
       const Peers peers{workers, 8, exchange};
@@ -72,7 +72,7 @@ TEST(StoreLoadPeers, EveryExchangeNamesRanksOfTheJobAndEveryoneHasANeighbour) {
   }
 }
 
-TEST(StoreLoadPeers, TheTreeOfNodesLinksEachToItsParentAndTheParentBack) {
+TEST(StoreLoadPeers, TreeLinksEachNodeAndItsParentBothWays) {
   const Peers peers{.workers = 80, .workers_per_node = 8, .exchange = Exchange::kRingAndTree};
   std::set<std::pair<size_t, size_t>> links;
   for (size_t rank = 0; rank < peers.workers; rank += 8) {
@@ -113,7 +113,7 @@ TEST_F(StoreLoad, EveryCaseMeasuresARealServer) {
   }
 }
 
-TEST_F(StoreLoad, AStartupOfEveryExchangeRunsToItsEnd) {
+TEST_F(StoreLoad, StartupCompletesWithEveryExchange) {
   for (const Exchange exchange : {Exchange::kFullMesh, Exchange::kDoubling, Exchange::kRingAndTree}) {
     setting_.prefix = "startup" + std::to_string(static_cast<int>(exchange));
     const auto figures = measure_startup(setting_, {{24, 8, exchange}, {setting_.server}, ""});
@@ -122,7 +122,7 @@ TEST_F(StoreLoad, AStartupOfEveryExchangeRunsToItsEnd) {
   }
 }
 
-TEST_F(StoreLoad, AStartupOfWorkersAloneLeavesNothingOfAgents) {
+TEST_F(StoreLoad, StartupOfWorkersOnlyHasNoAgentRequests) {
   Startup startup{{24, 8, Exchange::kRingAndTree}, {setting_.server}, ""};
   const auto keys_of = [&](const std::string& prefix) {
     setting_.prefix = prefix;
@@ -135,7 +135,7 @@ TEST_F(StoreLoad, AStartupOfWorkersAloneLeavesNothingOfAgents) {
   EXPECT_EQ(keys_of("workers"), all - 6) << "a role and a rank of each of three nodes";
 }
 
-TEST_F(StoreLoad, AStormBehindProxiesCostsTheRootFewMessages) {
+TEST_F(StoreLoad, StartupLoadBehindProxiesCostsTheRootFewMessages) {
   const std::string url = "tcp://" + server_->muster_addresses()[0].to_string();
   const auto figures = measure_storm(setting_, {{64, 8, Exchange::kRingAndTree}, {url}, url});
   ASSERT_TRUE(figures) << figures.error().to_string();
@@ -143,7 +143,7 @@ TEST_F(StoreLoad, AStormBehindProxiesCostsTheRootFewMessages) {
   EXPECT_LT((*figures)["messages"], 64 * 9 * 2 / 3);
 }
 
-TEST_F(StoreLoad, AServerThatGoesAwayIsNamedAsTheReason) {
+TEST_F(StoreLoad, NamesALostServerAsTheReason) {
   auto fleet = *Fleet::create(true);
   ASSERT_TRUE(fleet.connect(setting_.server, 3, soon()));
   const Step step = wait({"never"});
@@ -154,7 +154,7 @@ TEST_F(StoreLoad, AServerThatGoesAwayIsNamedAsTheReason) {
   EXPECT_EQ(driven.error().code, ErrorCode::kPeerLost);
 }
 
-TEST_F(StoreLoad, AClientThatIsNotAnsweredEndsWithTheDeadline) {
+TEST_F(StoreLoad, EndsAtTheDeadlineWithoutAReply) {
   auto fleet = *Fleet::create(true);
   ASSERT_TRUE(fleet.connect(setting_.server, 1, soon()));
   const Step step = wait({"never"});
@@ -164,7 +164,7 @@ TEST_F(StoreLoad, AClientThatIsNotAnsweredEndsWithTheDeadline) {
   EXPECT_THAT(driven.error().message, HasSubstr("1 of 1 clients have no reply"));
 }
 
-TEST(StoreLoadFloor, AnswersWithTheRightLengthWhichOnlyACheckTellsFromTheTruth) {
+TEST(StoreLoadFloor, AnswersHaveTheRightLengthButFailChecks) {
   const Step question = get("key", to_bytes("value")), greeting = greet();
   const Fd listener = *listen_on(*Address::parse("127.0.0.1:0"));
   const EchoPlan plan{{greeting.request.size(), greeting.reply_bytes},

@@ -40,7 +40,7 @@ TEST_P(EveryAlgorithm, TakesAboutAsLongAsPredicted) {
 
 INSTANTIATE_TEST_SUITE_P(All, EveryAlgorithm, testing::ValuesIn(algorithms()), parameter_name);
 
-TEST(Choose, TakesWhatIsNearlyTheFastestWhenPlayedThrough) {
+TEST(Choose, IsNearlyTheFastestInSimulation) {
   for (int number = 1; number < kCollectiveCount; ++number) {
     const auto collective = static_cast<Collective>(number);
     for (const int size : kSizes) {
@@ -55,7 +55,7 @@ TEST(Choose, TakesWhatIsNearlyTheFastestWhenPlayedThrough) {
   }
 }
 
-TEST(Choose, GivesEveryRankTheSame) {
+TEST(Choose, IsTheSameAtEveryRank) {
   for (int number = 1; number < kCollectiveCount; ++number) {
     CollectiveSpec spec{.collective = static_cast<Collective>(number), .size = 5, .count = 1000, .root = 3};
     const Algorithm* first = choose(spec);
@@ -63,7 +63,7 @@ TEST(Choose, GivesEveryRankTheSame) {
   }
 }
 
-TEST(Choose, TakesTheAlgorithmThatIsAskedForWhereItFits) {
+TEST(Choose, TakesTheRequestedAlgorithmIfSupported) {
   CollectiveSpec spec{.collective = Collective::kAllToAll, .size = 8, .count = 1 << 20};
   spec.algorithm = find_algorithm(Collective::kAllToAll, "bruck");
   EXPECT_STREQ(choose(spec)->name, "bruck");
@@ -91,7 +91,7 @@ TEST(Predict, CountsTurnsWhereRanksOutnumberCores) {
   EXPECT_GT(predict(spec, ring), 2 * alone);
 }
 
-TEST(Evaluate, AddsUpWhatABroadcastToOneTakes) {
+TEST(Evaluate, AddsUpTheCostOfABroadcastToOneRank) {
   CollectiveSpec spec = spec_of(Collective::kBroadcast, 2, 1000);
   spec.costs = {.link = {.latency = 10, .overhead = 1, .bytes_per_second = 1000}, .reduce_bytes_per_second = 1e12};
   // The root sends (1 + 1), the bytes travel (10), and the other rank receives them (1 + 1).

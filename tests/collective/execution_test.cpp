@@ -115,7 +115,7 @@ struct Pair {
 
 Error lost() { return {.code = ErrorCode::kPeerLost, .message = "rank 1 closed its link", .rank = 1}; }
 
-TEST(PreparedSchedule, EndsInsideStartWhenThereIsNothingToWaitFor) {
+TEST(PreparedSchedule, CompletesInsideStartWithNothingToWaitFor) {
   Trial trial(kRing, {.size = 1, .count = 5, .in_place = false});
   PreparedSchedule prepared(trial.schedule(0));
   int reports = 0;
@@ -128,7 +128,7 @@ TEST(PreparedSchedule, EndsInsideStartWhenThereIsNothingToWaitFor) {
   EXPECT_EQ(trial.fault(), "");
 }
 
-TEST(PreparedSchedule, NeedsNoStackForALongChainOfInlineCompletions) {
+TEST(PreparedSchedule, RunsLongInlineChainsInConstantStack) {
   Trial trial(kRing, {.size = 2, .count = 300'000, .chunk_bytes = 8});
   Pair pair(trial);
   pair.run();
@@ -137,7 +137,7 @@ TEST(PreparedSchedule, NeedsNoStackForALongChainOfInlineCompletions) {
   EXPECT_EQ(trial.fault(), "");
 }
 
-TEST(PreparedSchedule, ReportsTheFirstErrorOnceAndStartsNothingMore) {
+TEST(PreparedSchedule, ReportsTheFirstErrorOnceAndStops) {
   Trial trial(kRing, {.size = 2, .count = 1000, .chunk_bytes = 64});
   Pair pair(trial);
   pair.start(0);
@@ -198,7 +198,7 @@ TEST(PreparedSchedule, AllocatesNothingInASecondRun) {
   EXPECT_TRUE(pair.succeeded());
 }
 
-TEST(PreparedSchedule, RunsAgainOnWhatTheBuffersHoldThen) {
+TEST(PreparedSchedule, RunsAgainWithNewBufferContents) {
   Trial trial(algorithm(Collective::kBroadcast, "binomial"), {.size = 2, .count = 9});
   Pair pair(trial);
   for (int run = 0; run < 3; ++run) {
@@ -209,7 +209,7 @@ TEST(PreparedSchedule, RunsAgainOnWhatTheBuffersHoldThen) {
   }
 }
 
-TEST(PreparedSchedule, SaysTheCallToEveryPeerAndNamesWhoeverMadeAnother) {
+TEST(PreparedSchedule, SendsTheCallHeaderAndNamesPeersThatDiffer) {
   Trial trial(kRing, {.size = 2, .count = 9});
   Pair pair(trial);
   const Call call{.collective = Collective::kAllReduce, .count = 9, .sequence = 4};
@@ -236,7 +236,7 @@ TEST(PreparedSchedule, MayBeMovedBetweenRuns) {
   EXPECT_EQ(trial.fault(), "");
 }
 
-TEST(PreparedScheduleDeathTest, InsistsOnItsLinksAndScratch) {
+TEST(PreparedScheduleDeathTest, ChecksItsLinksAndScratch) {
   Trial trial(kRing, {.size = 2, .count = 100});
   Link* none[] = {nullptr, nullptr};
   InlineLink link;

@@ -47,7 +47,7 @@ void go_through(HostCommRanks& ranks, const std::vector<size_t>& counts,
 class HostCommOfSize : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, HostCommOfSize, testing::Values(2, 3, 5, 8, 18), testing::PrintToStringParamName());
 
-TEST_P(HostCommOfSize, GivesWhatTheDefinitionsSayAtEverySize) {
+TEST_P(HostCommOfSize, MatchesTheDefinitionsAtEverySize) {
   HostCommRanks ranks(GetParam());
   go_through(ranks, {0, 1, 10, 11, 4097, 33000}, [](HostCommCase&) {});
 }
@@ -92,7 +92,7 @@ TEST(HostCollectives, KnowEveryDtypeAndOperation) {
   });
 }
 
-TEST(HostCollectives, OfManyRanksMeetByWayOfRankZero) {
+TEST(HostCollectives, OfManyRanksSynchronizeThroughRankZero) {
   int size = 48;
   if (const char* text = std::getenv("MUSTER_RANKS")) std::from_chars(text, text + std::strlen(text), size);
   HostCommRanks ranks(size);
@@ -138,7 +138,7 @@ TEST_P(HostCommWithArenas, WorksOnTensorsWhereTheyLie) {
 
 /// Simulates a rank that was stopped in the middle of a collective and then continues. Its peers have given up the
 /// collective and use their tensors for other data.
-TEST(HostCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
+TEST(HostCollectives, DoNotTouchTensorsOfTimedOutRanks) {
   for (const Collective collective : {Collective::kAllReduce, Collective::kReduce, Collective::kBroadcast}) {
     HostCommRanks ranks(2);
     ranks.use_arenas();
@@ -176,7 +176,7 @@ TEST(HostCollectives, LeaveTheTensorsOfThoseWhoHaveGivenUpAlone) {
   }
 }
 
-TEST(HostCollectives, SayWhoMadeAnotherCall) {
+TEST(HostCollectives, NameTheRankThatMadeAnotherCall) {
   for (const Collective other : kAll) {
     if (other == Collective::kAllReduce || other == Collective::kBroadcast || other == Collective::kScatter) continue;
     HostCommRanks ranks(2);
@@ -201,7 +201,7 @@ TEST(HostCollectives, SayWhoMadeAnotherCall) {
   }
 }
 
-TEST(HostCollectives, CompareWhatIsSentWithWhatIsExpected) {
+TEST(HostCollectives, CompareSentAndExpectedLengths) {
   HostCommRanks ranks(2);
   std::vector<int32_t> from(8), to(8);
   Result<> results[2];

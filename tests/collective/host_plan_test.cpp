@@ -34,7 +34,7 @@ uint32_t steps_of(HostCommRanks& ranks, HostCommCase& trial, const Provider& pro
 class HostPlanOf : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, HostPlanOf, testing::Values(2, 3, 8, 18), testing::PrintToStringParamName());
 
-TEST_P(HostPlanOf, SaysAsManyWaitsAsThereAreSteps) {
+TEST_P(HostPlanOf, CountsAWaitForEachStep) {
   HostCommRanks ranks(GetParam());
   HostCommCase trial;
   for (const size_t count :
@@ -72,7 +72,7 @@ TEST_P(HostPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
   }
 }
 
-TEST_P(HostPlanOf, KnowsWhatIsDoneOnTheTensorsThemselves) {
+TEST_P(HostPlanOf, KnowsWhichMovesAreZeroCopy) {
   HostCommRanks ranks(GetParam());
   ranks.use_arenas();
   Lent held(ranks);  // keeps the arenas in use from the first call on

@@ -53,7 +53,7 @@ std::vector<SliceValue> expected(const CollectiveSpec& spec, Rank rank) {
 
 class RoundsOf : public testing::TestWithParam<Algorithm> {};
 
-TEST_P(RoundsOf, EndWithWhatTheCollectiveIsDefinedToGive) {
+TEST_P(RoundsOf, EndWithTheDefinedResult) {
   const Algorithm& algorithm = GetParam();
   for (int size = 1; size <= 9; ++size) {
     for (Rank root = 0; root < size; ++root) {

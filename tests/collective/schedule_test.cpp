@@ -20,7 +20,7 @@ std::string run(const Algorithm& algorithm, const Setting& setting) {
 
 class EverySchedule : public testing::TestWithParam<Algorithm> {};
 
-TEST_P(EverySchedule, DoesWhatItsDefinitionSaysOnOneToSixtyFourRanks) {
+TEST_P(EverySchedule, MatchesItsDefinitionOnOneToSixtyFourRanks) {
   for (int size = 1; size <= 64; ++size) {
     for (const size_t count : telling_counts(size)) {
       if (count >= 1000 && size > 6) continue;

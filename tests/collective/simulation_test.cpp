@@ -42,7 +42,7 @@ TEST_P(EveryCollective, WorksOnOneToSixtyFourSimulatedRanks) {
   }
 }
 
-TEST_P(EveryCollective, WorksWhateverTheDelays) {
+TEST_P(EveryCollective, WorksUnderRandomDelays) {
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     Random random(seed);
     const int size = static_cast<int>(random.between(2, 9));
@@ -190,7 +190,7 @@ TEST_P(EveryCollective, IsRightOrEndsWhenARankIsStoppedOrCutOff) {
   EXPECT_TRUE(victims > 0 || rounds < 30) << "no partition came in time";
 }
 
-TEST_P(EveryCollective, StandsWhateverHappensAtAnyEventOfASmallRun) {
+TEST_P(EveryCollective, SurvivesAFaultAtEachEventOfASmallRun) {
   int victims = 0;
   for (const int size : {2, 3, 4}) {
     const Setting setting{.size = size, .count = 5, .chunk_bytes = 16, .seed = static_cast<uint64_t>(size)};
@@ -227,7 +227,7 @@ INSTANTIATE_TEST_SUITE_P(All, EveryCollective, testing::ValuesIn(algorithms()), 
 
 class EveryReduction : public testing::TestWithParam<Algorithm> {};
 
-TEST_P(EveryReduction, RoundsSumsOfHalvesNoMoreOftenThanDocumented) {
+TEST_P(EveryReduction, RoundsHalfSumsNoMoreThanDocumented) {
   for (const Dtype dtype : {Dtype::kFloat16, Dtype::kBfloat16}) {
     for (int size = 2; size <= 64; size += size < 10 ? 1 : 9) {
       const Setting setting{.size = size,
@@ -276,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(All, LogarithmicCollective,
                                          algorithm(Collective::kBarrier, "dissemination")),
                          parameter_name);
 
-TEST(DisseminationBarrier, LetsNobodyPassBeforeTheLastRankCame) {
+TEST(DisseminationBarrier, HoldsAllRanksUntilTheLastArrives) {
   for (const int size : {2, 3, 7, 16, 33}) {
     for (uint64_t seed = 1; seed <= 10; ++seed) {
       Trial trial(algorithm(Collective::kBarrier, "dissemination"), {.size = size, .seed = seed});

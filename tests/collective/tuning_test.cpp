@@ -44,13 +44,13 @@ MachineCosts some_machine() {
   return machine;
 }
 
-TEST_F(Tune, KeepsWhatWasMeasured) {
+TEST_F(Tune, KeepsMeasurements) {
   EXPECT_FALSE(load_tuning()->machine.measured) << "nothing was measured yet";
   ASSERT_TRUE(save_machine(some_machine()));
   EXPECT_EQ(load_tuning()->machine, some_machine());
 }
 
-TEST_F(Tune, GuessesWhereTheRecordIsNotOne) {
+TEST_F(Tune, UsesDefaultsForAnInvalidRecord) {
   std::filesystem::create_directories(std::filesystem::path(machine_path()).parent_path());
   for (const char* text : {"", "{", "[]", "{\"tcp\": 3}", "{\"cores\": -1}"}) {
     std::ofstream(machine_path()) << text;
@@ -60,7 +60,7 @@ TEST_F(Tune, GuessesWhereTheRecordIsNotOne) {
   }
 }
 
-TEST_F(Tune, TakesARecordOfBeforeMemoryWasMeasured) {
+TEST_F(Tune, AcceptsARecordWithoutMemoryCosts) {
   MachineCosts old = some_machine();
   old.memory = {};
   ASSERT_TRUE(save_machine(old));
@@ -72,7 +72,7 @@ TEST_F(Tune, TakesARecordOfBeforeMemoryWasMeasured) {
   EXPECT_FALSE(machine.memory.measured);
 }
 
-TEST_F(Tune, GuessesWhereTheCostsOfMemoryAreNone) {
+TEST_F(Tune, UsesDefaultsWithoutMemoryCosts) {
   Tuning tuning;
   tuning.machine = some_machine();
   const std::string good = tuning.encode();
@@ -88,7 +88,7 @@ TEST_F(Tune, GuessesWhereTheCostsOfMemoryAreNone) {
   }
 }
 
-TEST_F(Tune, LiesBelowHomeWhereNoCacheIsNamed) {
+TEST_F(Tune, IsStoredBelowHomeWithoutACacheDirectory) {
   ::unsetenv("XDG_CACHE_HOME");
   ::setenv("HOME", folder_.c_str(), 1);
   EXPECT_THAT(machine_path(), testing::StartsWith(folder_ + "/.cache/muster/machine-"));
@@ -97,7 +97,7 @@ TEST_F(Tune, LiesBelowHomeWhereNoCacheIsNamed) {
   EXPECT_FALSE(save_machine(some_machine()));
 }
 
-TEST_F(Tune, TakesTheAlgorithmsThatTheUserAsksFor) {
+TEST_F(Tune, TakesTheAlgorithmsThatTheUserRequests) {
   ::setenv("MUSTER_ALGO", "all_reduce=ring,broadcast=chain", 1);
   const auto tuning = load_tuning();
   ASSERT_TRUE(tuning);
@@ -112,7 +112,7 @@ TEST_F(Tune, TakesTheAlgorithmsThatTheUserAsksFor) {
   EXPECT_EQ(spec.algorithm, nullptr);
 }
 
-TEST_F(Tune, TellsTheRightNamesWhereOneIsWrong) {
+TEST_F(Tune, ListsTheValidNamesForAWrongOne) {
   EXPECT_THAT(
       parse_wanted("all_reduce=rnig").error().message,
       testing::AllOf(HasSubstr("'rnig'"), HasSubstr("recursive_doubling, halving_doubling, double_tree, ring")));
@@ -124,7 +124,7 @@ TEST_F(Tune, TellsTheRightNamesWhereOneIsWrong) {
   EXPECT_EQ(load_tuning().error().code, ErrorCode::kInvalidArgument);
 }
 
-TEST_F(Tune, TravelsBetweenRanks) {
+TEST_F(Tune, IsSerializedBetweenRanks) {
   Tuning tuning;
   tuning.machine = some_machine();
   tuning.wanted = *parse_wanted("reduce=binomial,all_to_all=bruck");
@@ -134,7 +134,7 @@ TEST_F(Tune, TravelsBetweenRanks) {
   EXPECT_EQ(there->wanted, tuning.wanted);
 }
 
-TEST_F(Tune, RefusesWhatNoRankWrote) {
+TEST_F(Tune, RefusesMalformedBytes) {
   Tuning tuning;
   const std::string good = tuning.encode();
   EXPECT_FALSE(Tuning::decode(""));
@@ -151,7 +151,7 @@ TEST_F(Tune, RefusesWhatNoRankWrote) {
   }
 }
 
-TEST_F(Tune, SaysHowManyRanksShareACore) {
+TEST_F(Tune, CountsRanksPerCore) {
   Tuning tuning;
   tuning.machine.cores = 2;
   CollectiveSpec spec;

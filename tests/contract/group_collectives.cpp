@@ -109,7 +109,7 @@ void expect_average_of_equals(Group& group, Dtype dtype, uint16_t bits) {
 
 }  // namespace
 
-TEST_P(GroupContract, ReduceLeavesTheSumAtTheRootAndOtherInputsAlone) {
+TEST_P(GroupContract, ReduceGivesTheRootTheSumAndKeepsOtherInputs) {
   run_group(size(), kind().options, [&](Group& group) {
     const Rank rank = group.membership().rank;
     for (Rank root = 0; root < size(); ++root) {
@@ -199,7 +199,7 @@ TEST_P(GroupContract, ReduceScatterTakesBlocksOfDifferentLengths) {
   });
 }
 
-TEST_P(GroupContract, AllGatherTakesBlocksOfDifferentLengthsAndSegments) {
+TEST_P(GroupContract, AllGatherTakesUnevenBlocksAndSegments) {
   run_group(size(), kind().options, [&](Group& group) {
     const Rank rank = group.membership().rank;
     for (const size_t scale : {1, 17, 9'001}) {
@@ -272,7 +272,7 @@ TEST_P(GroupContract, TensorsInSegmentsAreReducedAndBroadcast) {
   });
 }
 
-TEST_P(GroupContract, EveryOperationCombinesInItsWay) {
+TEST_P(GroupContract, EveryReduceOpMatchesItsDefinition) {
   run_group(size(), kind().options, [&](Group& group) {
     const auto combined = [&](ReduceOp op) {
       int32_t all = group.membership().rank + 1;
@@ -327,7 +327,7 @@ TEST_P(GroupContract, AveragesOfReduceAndReduceScatterDivideTheSum) {
   });
 }
 
-TEST_P(GroupContract, AveragesOfHalvesAreFiniteWhereTheirSumIsNot) {
+TEST_P(GroupContract, AveragesOfHalvesAreFiniteIfTheirSumOverflows) {
   constexpr uint16_t k32768 = 0x7800;  // 32768 as float16; its small multiples need no rounding
   run_group(size(), kind().options, [&](Group& group) {
     expect_average_of_equals(group, Dtype::kFloat16, k32768);

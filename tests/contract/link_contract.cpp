@@ -91,7 +91,7 @@ class RandomTransfer {
   bool failed_ = false;
 };
 
-TEST_P(LinkContract, KnowsWhoIsAtTheOtherEnd) {
+TEST_P(LinkContract, KnowsItsPeerRank) {
   EXPECT_EQ(left().peer().rank, 1);
   EXPECT_EQ(right().peer().rank, 0);
   EXPECT_NE(left().peer().host, "");
@@ -100,7 +100,7 @@ TEST_P(LinkContract, KnowsWhoIsAtTheOtherEnd) {
   EXPECT_TRUE(left().is_open());
 }
 
-TEST_P(LinkContract, CarriesBytesWhicheverEndAsksFirst) {
+TEST_P(LinkContract, CarriesBytesWhicheverEndStartsFirst) {
   std::string hello(5, '\0'), answer(6, '\0');
   Outcome sent, received, answered, heard;
   receive_text(right(), hello, received.record());
@@ -154,7 +154,7 @@ TEST_P(LinkContract, EndsOperationsOfNoBytesAtOnce) {
   EXPECT_TRUE(sent.ok() && received.ok() && none.ok());
 }
 
-TEST_P(LinkContract, CompletesInOrderAlsoBehindNothing) {
+TEST_P(LinkContract, CompletesInOrderBehindEmptyOperations) {
   std::vector<int> order;
   std::string parts[3] = {std::string(1000, '\0'), "", std::string(7, '\0')};
   for (int i = 0; i < 3; ++i) {
@@ -169,7 +169,7 @@ TEST_P(LinkContract, CompletesInOrderAlsoBehindNothing) {
   EXPECT_TRUE(parts[0] + parts[2] == text);
 }
 
-TEST_P(LinkContract, DoesNotQueueWhatThePeerDoesNotTake) {
+TEST_P(LinkContract, DoesNotQueueDataThatThePeerDoesNotReceive) {
   const std::string text = pattern(kBig);
   Outcome sent, received;
   send_text(left(), text, sent.record());
@@ -181,7 +181,7 @@ TEST_P(LinkContract, DoesNotQueueWhatThePeerDoesNotTake) {
   EXPECT_TRUE(into == text);
 }
 
-TEST_P(LinkContract, RestsWhateverItWaitsFor) {
+TEST_P(LinkContract, SleepsInEveryKindOfWait) {
   EXPECT_TRUE(pair_->settle()) << "idle";
   std::string byte(1, '\0'), into(1000, '\0');
   Outcome pending, first, sent;
@@ -199,7 +199,7 @@ TEST_P(LinkContract, RestsWhateverItWaitsFor) {
   EXPECT_TRUE(pair_->settle()) << "gone, with bytes unread, and a part of them received";
 }
 
-TEST_P(LinkContract, TellsThePeerWhyItWasClosed) {
+TEST_P(LinkContract, SendsThePeerTheCloseReason) {
   std::string into(10, '\0');
   Outcome pending, own, later, sent_later;
   Error seen;
@@ -233,7 +233,7 @@ TEST_P(LinkContract, TellsThePeerWhyItWasClosed) {
   EXPECT_FALSE(right().is_open());
 }
 
-TEST_P(LinkContract, TellsWhyEvenWhenTheStreamIsFullBothWays) {
+TEST_P(LinkContract, SendsTheCloseReasonWhenTheStreamIsFullBothWays) {
   const std::string text = pattern(kTooMuch);
   Outcome there, back, blamed;
   send_text(left(), text, there.record());
@@ -251,7 +251,7 @@ TEST_P(LinkContract, TellsWhyEvenWhenTheStreamIsFullBothWays) {
   EXPECT_EQ(back.result.error().rank, 5);
 }
 
-TEST_P(LinkContract, DestroyingIsClosing) {
+TEST_P(LinkContract, DestructorClosesIt) {
   std::string into(10, '\0'), own_into(10, '\0');
   Outcome pending, own;
   receive_text(right(), into, pending.record());
@@ -265,7 +265,7 @@ TEST_P(LinkContract, DestroyingIsClosing) {
   EXPECT_NE(pending.result.error().message.find("rank 0"), std::string::npos) << pending.result.error().message;
 }
 
-TEST_P(LinkContract, HandsOverWhatWasSentBeforeTheEnd) {
+TEST_P(LinkContract, DeliversDataThatWasSentBeforeTheClose) {
   const std::string text = pattern(100'000);
   Outcome sent, received, behind;
   send_text(left(), text, sent.record());
@@ -283,7 +283,7 @@ TEST_P(LinkContract, HandsOverWhatWasSentBeforeTheEnd) {
   EXPECT_EQ(behind.result.error().code, ErrorCode::kAborted);
 }
 
-TEST_P(LinkContract, ReportsAnEndThatHappenedBeforeAnyoneAsked) {
+TEST_P(LinkContract, ReportsACloseBeforeTheFirstOperation) {
   pair_->left.reset();
   run_until([&] { return !right().is_open(); });
   int closes = 0;
@@ -292,7 +292,7 @@ TEST_P(LinkContract, ReportsAnEndThatHappenedBeforeAnyoneAsked) {
   EXPECT_EQ(closes, 1);
 }
 
-TEST_P(LinkContract, TellsItsOwnHandlerWhenItIsClosedHere) {
+TEST_P(LinkContract, CallsItsOwnCloseHandlerOnALocalClose) {
   int closes = 0;
   left().on_close([&](const Error&) { ++closes; });
   left().close(Error{ErrorCode::kAborted, "enough", kNoRank, {}});
@@ -301,7 +301,7 @@ TEST_P(LinkContract, TellsItsOwnHandlerWhenItIsClosedHere) {
   EXPECT_EQ(closes, 1);
 }
 
-TEST_P(LinkContract, FailsOnceEachWhenClosedWithMuchPending) {
+TEST_P(LinkContract, FailsEachPendingOperationOnceOnClose) {
   std::vector<std::string> into(100, std::string(10, '\0'));
   std::vector<Outcome> outcomes(100);
   for (size_t i = 0; i < into.size(); ++i) receive_text(right(), into[i], outcomes[i].record());
@@ -356,7 +356,7 @@ TEST_P(LinkContract, AnswersPingsBesideTheBytes) {
   run_until([&] { return pongs == 4; });
 }
 
-TEST_P(LinkContract, AnswersAPingThatIsBehindBytesNobodyReceivesYet) {
+TEST_P(LinkContract, AnswersAPingBehindUnreceivedBytes) {
   const std::string text = pattern(10'000);
   std::string got(text.size(), '\0');
   Outcome sent, received;
@@ -376,7 +376,7 @@ TEST_P(LinkContract, AnswersAPingThatIsBehindBytesNobodyReceivesYet) {
   EXPECT_EQ(tail, "more");
 }
 
-TEST_P(LinkContract, BringsNotesBesideBytesThatNobodyReceivesYet) {
+TEST_P(LinkContract, DeliversControlMessagesBesideUnreceivedBytes) {
   const std::string text = pattern(10'000);
   std::string got(text.size(), '\0');
   Outcome sent, received;

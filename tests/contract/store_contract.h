@@ -59,7 +59,7 @@ class StoreContract : public testing::TestWithParam<MakeStoreWorld> {
   std::unique_ptr<Store> store_;
 };
 
-TEST_P(StoreContract, KeepsWhatIsSet) {
+TEST_P(StoreContract, KeepsSetValues) {
   EXPECT_OK(store_->set("k", as_bytes("one"), soon()));
   EXPECT_EQ(store_->get("k", soon()), to_bytes("one"));
   EXPECT_OK(store_->set("k", as_bytes("two"), soon()));
@@ -100,7 +100,7 @@ TEST_P(StoreContract, ComparesBeforeItSets) {
   EXPECT_EQ(store_->get("k", soon()), to_bytes("2"));
 }
 
-TEST_P(StoreContract, LetsOneWinEachRaceOfCompareSet) {
+TEST_P(StoreContract, OneCallerWinsEachCompareSetRace) {
   for (int round = 0; round < 20; ++round) {
     const Key key = "race" + std::to_string(round);
     std::atomic<int> winners = 0;
@@ -186,7 +186,7 @@ TEST_P(StoreContract, SetsAndGetsManyKeysAtOnce) {
   expect_error(store_->multi_set({"a", "b"}, {{1}}, soon()), ErrorCode::kInvalidArgument, "value");
 }
 
-TEST_P(StoreContract, ReleasesWaitersWhateverBringsTheKey) {
+TEST_P(StoreContract, ReleasesWaitersHoweverTheKeyIsCreated) {
   const std::vector<std::function<void(Store&, const Key&)>> ways = {
       [](Store& s, const Key& k) { EXPECT_OK(s.set(k, as_bytes("7"), soon())); },
       [](Store& s, const Key& k) { EXPECT_OK(s.add(k, 7, soon())); },

@@ -18,7 +18,7 @@ class ClaimContract : public StoreContract {
   }
 };
 
-TEST_P(ClaimContract, LetsOneHoldAName) {
+TEST_P(ClaimContract, GrantsANameToOneHolder) {
   const auto other = world_->open();
   const auto mine = claim(*store_, "root", "node a");
   EXPECT_TRUE(mine->held());
@@ -27,7 +27,7 @@ TEST_P(ClaimContract, LetsOneHoldAName) {
   EXPECT_EQ(other->num_keys(soon()), 0) << "a claim is no key";
 }
 
-TEST_P(ClaimContract, ListsWhoHoldsWhat) {
+TEST_P(ClaimContract, ListsNamesAndHolders) {
   const auto other = world_->open();
   EXPECT_EQ(store_->claims("", soon()), (std::map<Key, Bytes>{}));
   const auto a = claim(*store_, "node/1", "a");
@@ -38,7 +38,7 @@ TEST_P(ClaimContract, ListsWhoHoldsWhat) {
   EXPECT_EQ(store_->claims("", soon())->size(), 3U);
 }
 
-TEST_P(ClaimContract, GivesUpWhatIsDestroyed) {
+TEST_P(ClaimContract, ReleasesItsNameOnDestruction) {
   const auto other = world_->open();
   claim(*store_, "root", "first").reset();
   EXPECT_EQ(other->claims("", soon()), (std::map<Key, Bytes>{}));
@@ -46,7 +46,7 @@ TEST_P(ClaimContract, GivesUpWhatIsDestroyed) {
   EXPECT_EQ(store_->claims("root", soon())->at("root"), to_bytes("second"));
 }
 
-TEST_P(ClaimContract, LetsOneWinEachRace) {
+TEST_P(ClaimContract, GrantsEachRaceToOneContender) {
   for (int round = 0; round < 5; ++round) {
     std::atomic<int> winners = 0;
     in_threads(4, [&](int, Store& store) {

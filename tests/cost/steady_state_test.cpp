@@ -110,7 +110,7 @@ int run_rank(int rank, const Counter& system_calls, const std::string& folder, T
   return (*group)->barrier().wait() ? 0 : 1;
 }
 
-TEST(SmallCollectives, CostNoAllocationAndNoSystemCallWhileNobodyParks) {
+TEST(SmallCollectives, NeitherAllocateNorMakeSystemCalls) {
   if (MUSTER_SANITIZED) GTEST_SKIP() << "sanitizers allocate and make system calls of their own";
   const std::string folder = testing::TempDir() + "muster-cost-" + std::to_string(getpid());
   std::filesystem::create_directory(folder);

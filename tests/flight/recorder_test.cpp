@@ -79,7 +79,7 @@ TEST(Recorder, KeepsTextsForSpansAsLongAsThereIsRoom) {
   EXPECT_THAT(recording.spans[2].parameters, ElementsAre("short"));
 }
 
-TEST(Recorder, ShowsWhatAnOperationWasAndHowItWent) {
+TEST(Recorder, ShowsAnOperationsFieldsAndState) {
   const auto recorder = Recorder::create(kMembership, 16);
   recorder->set_group("shm", 99);
   const auto first = recorder->submitted(all_reduce(1, 12, "train.py:71"), Recorder::Start::kNow);
@@ -155,7 +155,7 @@ TEST(Recorder, JoinsMessagesOfAnotherRecorderToTheirGroup) {
                                     HasSubstr("all_reduce #2")));
 }
 
-TEST(Recorder, KeepsTheLastOnes) {
+TEST(Recorder, KeepsTheLatestSpans) {
   const auto recorder = Recorder::create(kMembership, 5);  // 5 is rounded up to 8
   const auto lost = recorder->submitted(all_reduce(1), Recorder::Start::kLater);
   for (uint64_t sequence = 2; sequence <= 20; ++sequence) {
@@ -182,7 +182,7 @@ TEST(Recorder, KeepsAsManyAsTheEnvironmentSays) {
   EXPECT_EQ(Recorder::create(kMembership, 0), nullptr);
 }
 
-TEST(Recorder, RunsOutOfRoomForCallSitesInGoodOrder) {
+TEST(Recorder, HandlesAFullCallSiteTable) {
   const auto recorder = Recorder::create(kMembership, 4);
   const std::string folder(1000, 'x');
   for (int line = 1; line <= 200; ++line) {
@@ -194,7 +194,7 @@ TEST(Recorder, RunsOutOfRoomForCallSitesInGoodOrder) {
   EXPECT_EQ(recording.records[3].site, folder + ":1");
 }
 
-TEST(Recorder, IsReadWhileItIsWritten) {
+TEST(Recorder, IsReadableWhileItIsWritten) {
   const auto recorder = Recorder::create(kMembership, 8);
   std::atomic<bool> stop = false;
   std::thread writer([&] {
@@ -216,7 +216,7 @@ TEST(Recorder, IsReadWhileItIsWritten) {
   writer.join();
 }
 
-TEST(Recorder, IsReadInAProcessThatIsStopped) {
+TEST(Recorder, IsReadableInAStoppedProcess) {
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
   const auto inherited = Recorder::create({0, 4, "inherited", 0}, 4);
@@ -246,7 +246,7 @@ TEST(Recorder, IsReadInAProcessThatIsStopped) {
   close(ready[1]);
 }
 
-TEST(Recorder, RefusesMemoryThatIsNone) {
+TEST(Recorder, RefusesInvalidMemory) {
   for (const size_t size : {size_t{0}, size_t{100}, size_t{1} << 20, size_t{1} << 30}) {
     const Fd memory(memfd_create("muster-recorder", MFD_CLOEXEC));
     ASSERT_EQ(ftruncate(memory.get(), static_cast<off_t>(size)), 0);

@@ -33,7 +33,7 @@ const Record kReduce = record(Collective::kAllReduce, 18, 12, "train.py:71");
 const Record kBroadcast = record(Collective::kBroadcast, 18, 10, "train.py:80");
 const Record kBarrier = record(Collective::kBarrier, 17, 0, "train.py:69", RecordState::kDone);
 
-TEST(Report, NamesTheOddOneOutAndWhoHasNotArrived) {
+TEST(Report, NamesRanksThatDifferAndRanksThatAreMissing) {
   const Report report = compose_report(
       {at(0, kReduce), at(1, kReduce), at(2, kBroadcast), at(3, kReduce), at(4, kReduce), before(5, kBarrier)}, 0);
   EXPECT_EQ(report.text,
@@ -44,7 +44,7 @@ TEST(Report, NamesTheOddOneOutAndWhoHasNotArrived) {
   EXPECT_EQ(report.culprit, 5);
 }
 
-TEST(Report, NamesBothOfTwo) {
+TEST(Report, NamesBothOfTwoRanks) {
   const Report report = compose_report({at(0, kReduce), at(1, kBroadcast)}, 1);
   EXPECT_EQ(report.text,
             "rank 1 is at broadcast #18 (float32[10], root 0) at train.py:80, rank 0 at all_reduce #18 (float32[12], "
@@ -53,7 +53,7 @@ TEST(Report, NamesBothOfTwo) {
   EXPECT_EQ(compose_report({at(0, kReduce), at(1, kBroadcast)}, 0).culprit, 1);
 }
 
-TEST(Report, NamesSeveralOddOnes) {
+TEST(Report, NamesSeveralRanksThatDiffer) {
   const Record shorter = record(Collective::kAllReduce, 18, 10, "train.py:71");
   const Report report = compose_report(
       {at(0, kBroadcast), at(1, kReduce), at(2, shorter), at(3, shorter), at(4, kReduce), at(5, kReduce)}, 0);
@@ -62,7 +62,7 @@ TEST(Report, NamesSeveralOddOnes) {
             "(float32[10], sum) at train.py:71, the others at all_reduce #18 (float32[12], sum) at train.py:71");
 }
 
-TEST(Report, SaysWhoIsStillInAnEarlierCall) {
+TEST(Report, NamesRanksInAnEarlierCall) {
   const Record earlier = record(Collective::kAllReduce, 17, 8, "train.py:60");
   const Report report = compose_report({at(0, kReduce), at(1, kReduce), before(2, earlier), before(3, earlier)}, 0);
   EXPECT_EQ(
@@ -73,7 +73,7 @@ TEST(Report, SaysWhoIsStillInAnEarlierCall) {
   EXPECT_EQ(report.culprit, 2);
 }
 
-TEST(Report, SaysWhoHasCalledNothingAndWhoIsSilent) {
+TEST(Report, NamesIdleAndSilentRanks) {
   RankState idle = before(1, kBarrier);
   idle.last.reset();
   RankState silent, unknown;

@@ -33,7 +33,7 @@ TEST(GroupArena, HoldsTensorsThatCollectivesReduceInPlace) {
   });
 }
 
-TEST(GroupArena, IsHandedOnToGroupsMadeOfAGroup) {
+TEST(GroupArena, IsSharedWithDerivedGroups) {
   const auto store = memory_store();
   test::run_ranks(2, [&](Rank rank) {
     const auto handle = store->clone();
@@ -45,7 +45,7 @@ TEST(GroupArena, IsHandedOnToGroupsMadeOfAGroup) {
   });
 }
 
-TEST(GroupArena, IsMissingWhereNoMemoryIsShared) {
+TEST(GroupArena, IsMissingWithoutSharedMemory) {
   test::run_group(2, "tcp", [](Group& group) { EXPECT_FALSE(group.arena()); });
   test::run_group(1, "shm", [](Group& group) { EXPECT_FALSE(group.arena()); });
 }
@@ -95,7 +95,7 @@ class GroupWithoutArena : public testing::TestWithParam<std::tuple<int, Rank>> {
 
 /// The rank without memory is the host's first rank, which allocates the memory, or another rank, which maps it. The
 /// group is one that links all pairs, or a larger one.
-TEST_P(GroupWithoutArena, WorksWhereOneRankHasNoMemoryAndSaysSoOnce) {
+TEST_P(GroupWithoutArena, WorksWithoutMemoryAtOneRankAndWarnsOnce) {
   const auto [size, poor] = GetParam();
   const std::string path = testing::TempDir() + "muster-arena-" + std::to_string(getpid());
   std::filesystem::remove(path);

@@ -36,14 +36,14 @@ void call_from_all_sides(Group& group) {
   EXPECT_EQ(done, kAll);
 }
 
-TEST(GroupCallOrder, TakeEveryNumberOnceWhoeverCalls) {
+TEST(GroupCallOrder, UsesEachSequenceNumberOnce) {
   test::run_group(2, "shm", [](Group& group) {
     call_from_all_sides(group);
     EXPECT_EQ(group.sequence(), kAll);
   });
 }
 
-TEST(GroupCallOrder, TellHooksThatComeAndGoInOrder) {
+TEST(GroupCallOrder, CallsChangingHooksInOrder) {
   test::run_group(2, "shm", [](Group& group) {
     std::atomic<uint64_t> last = 0, told = 0;
     std::atomic<bool> in_order = true, over = false;

@@ -128,7 +128,7 @@ TEST_F(CallQueueTest, RefusesCallsBeyondItsLimit) {
   EXPECT_EQ(queue_->sequence(), static_cast<uint64_t>(accepted)) << "a refused call takes no number";
 }
 
-TEST_F(CallQueueTest, CallsTheHookOfTheTimeOfSubmission) {
+TEST_F(CallQueueTest, CallsTheHookThatWasSetAtSubmission) {
   std::vector<std::string> calls;
   const auto hook = [&](const char* name) {
     return [&calls, name](const Finished& finished) {

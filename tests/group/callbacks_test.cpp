@@ -25,7 +25,7 @@ TEST(GroupCallbacks, MayWaitForAnotherOperationOfTheirGroup) {
   });
 }
 
-TEST(GroupCallbacks, MayWaitForWhatWasQueuedBeforeThem) {
+TEST(GroupCallbacks, MayWaitForEarlierQueuedOperations) {
   test::run_group(2, "shm,unix,tcp", [](Group& group) {
     std::vector<std::vector<float>> data(8, std::vector<float>(200'000, 1.0f));
     std::vector<Work> works;
@@ -41,7 +41,7 @@ TEST(GroupCallbacks, MayWaitForWhatWasQueuedBeforeThem) {
 
 /// While a progress thread runs callbacks, another one must take its place, also after the destructor has begun to join
 /// them.
-TEST(GroupCallbacks, MayWaitForOtherOperationsWhileTheirGroupIsDestroyed) {
+TEST(GroupCallbacks, MayWaitWhileTheirGroupIsDestroyed) {
   const auto store = memory_store();
   std::latch destroyed(1);
   test::run_ranks(2, [&](Rank rank) {

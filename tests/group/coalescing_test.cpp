@@ -17,7 +17,7 @@ Operation operation(Collective collective, void* input, size_t in, void* output,
   return made;
 }
 
-TEST(Coalesce, MergesNeighboursOfOneKindAlone) {
+TEST(Coalesce, MergesOnlyNeighborsOfOneKind) {
   int32_t a = 0, b = 0, c = 0;
   const auto merged =
       coalesce({operation(Collective::kAllReduce, &a, 1, &a, 1, 1), operation(Collective::kAllReduce, &b, 1, &b, 1, 1),
@@ -29,7 +29,7 @@ TEST(Coalesce, MergesNeighboursOfOneKindAlone) {
   EXPECT_EQ(merged[1].call.collective, Collective::kBroadcast);
 }
 
-TEST(Coalesce, KeepsApartWhatDiffersInDtypeOpRootOrFactor) {
+TEST(Coalesce, SeparatesCallsOfOtherDtypeOpRootOrFactor) {
   int32_t value = 0;
   const auto one = operation(Collective::kReduce, &value, 1, &value, 1, 1);
   for (int what = 0; what < 4; ++what) {
@@ -46,7 +46,7 @@ TEST(Coalesce, KeepsApartWhatDiffersInDtypeOpRootOrFactor) {
 class CoalescedGroup : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Transports, CoalescedGroup, testing::Values("shm", "unix"));
 
-TEST_P(CoalescedGroup, GivesWhatTheCallsGiveOneByOne) {
+TEST_P(CoalescedGroup, MatchesSeparateCalls) {
   constexpr int kRanks = 3;
   test::run_group(kRanks, GetParam(), [](Group& group) {
     const int32_t rank = group.membership().rank;
@@ -86,11 +86,11 @@ TEST_P(CoalescedGroup, GivesWhatTheCallsGiveOneByOne) {
   });
 }
 
-TEST(CoalescedCalls, OfNoneAreDone) {
+TEST(CoalescedCalls, AreCompleteIfEmpty) {
   test::run_group(1, "shm", [](Group& group) { EXPECT_TRUE(group.submit(std::vector<Operation>{}).result()); });
 }
 
-TEST(CoalescedCalls, AreNotBegunIfTheArgumentsOfOneAreWrong) {
+TEST(CoalescedCalls, DoNotStartIfOneHasWrongArguments) {
   test::run_group(2, "shm", [](Group& group) {
     int32_t value = 0;
     const auto good = operation(Collective::kAllReduce, &value, 1, &value, 1, 1);

@@ -109,7 +109,7 @@ class DetailedDisagreement : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(Transports, DetailedDisagreement, testing::Values("shm", "unix", "tcp"));
 
-TEST_P(DetailedDisagreement, IsFoundBeforeAnythingRuns) {
+TEST_P(DetailedDisagreement, IsFoundBeforeTheCallRuns) {
   for (const Odd& odd : kOdd) {
     for (const Error& error : disagree(GetParam(), kUsual, odd.body)) {
       EXPECT_EQ(error.code, ErrorCode::kMismatch) << odd.what;
@@ -118,7 +118,7 @@ TEST_P(DetailedDisagreement, IsFoundBeforeAnythingRuns) {
   }
 }
 
-TEST(Debug, OfAnotherLevelIsNotTakenForDetailInSilence) {
+TEST(Debug, WarnsAboutAnUnknownLevel) {
   setenv("MUSTER_DEBUG", "INFO", 1);
   testing::internal::CaptureStderr();
   EXPECT_FALSE(fingerprint_check_enabled());
@@ -127,7 +127,7 @@ TEST(Debug, OfAnotherLevelIsNotTakenForDetailInSilence) {
               testing::HasSubstr("MUSTER_DEBUG is 'INFO', which is neither detail nor off"));
 }
 
-TEST(Debug, TakesItsLevelsAsTorchSpellsThem) {
+TEST(Debug, AcceptsTorchsSpellings) {
   testing::internal::CaptureStderr();
   for (const auto& [level, detailed] : {std::pair("DETAIL", true), std::pair("OFF", false)}) {
     setenv("MUSTER_DEBUG", level, 1);
@@ -138,7 +138,7 @@ TEST(Debug, TakesItsLevelsAsTorchSpellsThem) {
 }
 
 /// The probe reads state of the program's language, such as its call stack. So it must run only if its result is used.
-TEST(CallSites, AreAskedForOnlyWhereTheyAreRecordedOrCompared) {
+TEST(CallSites, AreCapturedOnlyIfRecordedOrCompared) {
   static std::atomic<int> asked = 0;
   struct Setting {
     const char *recorder, *debug;
@@ -161,7 +161,7 @@ TEST(CallSites, AreAskedForOnlyWhereTheyAreRecordedOrCompared) {
   unsetenv("MUSTER_DEBUG");
 }
 
-TEST_P(DetailedDisagreement, IsFoundWhereRootsDiffer) {
+TEST_P(DetailedDisagreement, IsFoundIfRootsDiffer) {
   const auto from = [](Rank root) {
     return
         [root](Group& group, const CallOptions& options) { return group.broadcast(floats(group, 12), root, options); };
@@ -175,7 +175,7 @@ TEST_P(DetailedDisagreement, IsFoundWhereRootsDiffer) {
   }
 }
 
-TEST_P(DetailedDisagreement, IsFoundInWhatTwoRanksExchange) {
+TEST_P(DetailedDisagreement, IsFoundBetweenTwoRanksThatExchange) {
   const auto exchange = [](std::vector<size_t> sends, std::vector<size_t> receives) {
     return [=](Group& group, const CallOptions& options) {
       static float to[kRanks][64];
@@ -192,7 +192,7 @@ TEST_P(DetailedDisagreement, IsFoundInWhatTwoRanksExchange) {
   }
 }
 
-TEST_P(DetailedDisagreement, IsNotFoundWhereThereIsNone) {
+TEST_P(DetailedDisagreement, IsNotReportedForEqualCalls) {
   test::run_group(kRanks, GetParam(), [](Group& group) {
     for (int round = 0; round < 3; ++round) {
       std::vector<float> data(10, 1.0f);
@@ -216,7 +216,7 @@ void await_call(Rank rank, uint64_t sequence) {
 class Absence : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Transports, Absence, testing::Values("shm", "unix", "tcp"));
 
-TEST_P(Absence, IsReportedWithTheLastThatWasSeen) {
+TEST_P(Absence, IsReportedWithTheLastCall) {
   const auto store = memory_store();
   std::latch met(kRanks), given_up(kRanks - 1);
   run_ranks(kRanks, [&](Rank rank) {

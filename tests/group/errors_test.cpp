@@ -17,7 +17,7 @@ Error form_error(Store& store, const GroupSpec& membership, const GroupOptions& 
   return group ? Error{} : group.error();
 }
 
-TEST(GroupForm, NamesTheRanksThatDidNotCome) {
+TEST(GroupForm, NamesMissingRanks) {
   const auto store = memory_store();
   const auto expect_missing = [&](Rank rank, Rank first, const std::string& all) {
     const auto error = form_error(*store, {rank, 4, "test", 0}, options_for("shm", std::chrono::milliseconds(100)));
@@ -29,7 +29,7 @@ TEST(GroupForm, NamesTheRanksThatDidNotCome) {
   expect_missing(1, 0, "0, 2, 3");  // rank 0 did come, although it does not wait any more
 }
 
-TEST(GroupForm, FormsAgainUnderANameThatTheStoreKnows) {
+TEST(GroupForm, FormsAgainUnderAUsedName) {
   const auto store = memory_store();
   for (const int size : {2, 3, 1, 20, 2, 3}) {
     run_ranks(size, [&](Rank rank) {
@@ -40,7 +40,7 @@ TEST(GroupForm, FormsAgainUnderANameThatTheStoreKnows) {
   }
 }
 
-TEST(GroupForm, RanksHurryAheadToTheNextGroupOfAName) {
+TEST(GroupForm, AllowsRanksToFormTheNextGroupEarly) {
   const auto store = memory_store();
   run_ranks(3, [&](Rank rank) {
     for (int i = 0; i < 10; ++i) {
@@ -51,7 +51,7 @@ TEST(GroupForm, RanksHurryAheadToTheNextGroupOfAName) {
   });
 }
 
-TEST(GroupForm, MeetsThoseWhoTryAgainAfterTheyGaveUp) {
+TEST(GroupForm, FormsWithRanksThatRetryAfterATimeout) {
   for (const int size : {3, 20}) {  // small and large groups exchange their members in different ways
     const auto store = memory_store();
     for (const Rank rank : {0, 1, 0}) {
@@ -66,7 +66,7 @@ TEST(GroupForm, MeetsThoseWhoTryAgainAfterTheyGaveUp) {
   }
 }
 
-TEST(GroupForm, MeetsTheOthersAfterASizeWasCorrected) {
+TEST(GroupForm, FormsAfterASizeWasCorrected) {
   const auto store = memory_store();
   run_ranks(2, [&](Rank rank) {
     const auto error = form_error(*store, {rank, 2 + rank, "test", 0}, options_for("shm"));
@@ -98,7 +98,7 @@ TEST(GroupForm, RefusesARankThatIsTakenTwice) {
   EXPECT_EQ(refused, 1);
 }
 
-TEST(GroupForm, ARankTooManyLearnsWhoHasItsRank) {
+TEST(GroupForm, NamesTheHolderOfADuplicateRank) {
   const auto store = memory_store();
   run_ranks(2, [&](Rank rank) { EXPECT_TRUE(Group::form(*store, {rank, 2, "test", 0}, options_for("shm"))); });
   const auto error = form_error(*store, {1, 2, "test", 0}, options_for("shm", std::chrono::milliseconds(100)));
@@ -178,7 +178,7 @@ TEST(GroupForm, KeepsGenerationsApart) {
 class GroupErrors : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Transports, GroupErrors, testing::Values("shm", "unix", "tcp"));
 
-TEST_P(GroupErrors, ATimeoutNamesTheRankThatDidNotCome) {
+TEST_P(GroupErrors, TimeoutNamesTheMissingRank) {
   const auto store = memory_store();
   std::latch formed(3), given_up(2);  // rank 0 waits until the others have given up
   run_ranks(3, [&](Rank rank) {
@@ -201,7 +201,7 @@ TEST_P(GroupErrors, ATimeoutNamesTheRankThatDidNotCome) {
   });
 }
 
-TEST_P(GroupErrors, APeerThatLeavesIsNamedToThoseWhoNeedIt) {
+TEST_P(GroupErrors, NamesAPeerThatLeftToRanksThatNeedIt) {
   const auto store = memory_store();
   run_ranks(2, [&](Rank rank) {
     const auto group = Group::form(*store, {rank, 2, "test", 0}, options_for(GetParam()));
@@ -215,7 +215,7 @@ TEST_P(GroupErrors, APeerThatLeavesIsNamedToThoseWhoNeedIt) {
   });
 }
 
-TEST_P(GroupErrors, AbortEndsEveryWaiterAtEveryRank) {
+TEST_P(GroupErrors, AbortEndsAllWaitsAtAllRanks) {
   const auto store = memory_store();
   std::latch formed(3);  // an abort also ends the forming of ranks that are not done with it
   run_ranks(3, [&](Rank rank) {
@@ -268,7 +268,7 @@ TEST_P(GroupErrors, AMismatchNamesTheRankAndBothCalls) {
   });
 }
 
-TEST(GroupErrorsHosts, AMismatchWithinAHostOrBetweenHostsEndsTheCallEverywhere) {
+TEST(GroupErrorsHosts, MismatchEndsTheCallAtAllRanks) {
   for (const Rank odd : {1, 2}) {
     const auto store = memory_store();
     std::latch formed(4);  // a failure also ends the forming of ranks that are not done with it
@@ -287,7 +287,7 @@ TEST(GroupErrorsHosts, AMismatchWithinAHostOrBetweenHostsEndsTheCallEverywhere) 
 }
 
 /// Also a rank that this host's communicator does not have.
-TEST(GroupErrorsHosts, AnAbortMayBlameAnyRank) {
+TEST(GroupErrorsHosts, AbortMayNameAnyRank) {
   for (const Rank blamed : {3, 100'000}) {
     const auto store = memory_store();
     std::latch formed(4), over(3);
@@ -308,7 +308,7 @@ TEST(GroupErrorsHosts, AnAbortMayBlameAnyRank) {
   }
 }
 
-TEST(GroupErrorsHosts, AMismatchNamesWhatWasCalledAlsoWhereNoRecorderTells) {
+TEST(GroupErrorsHosts, MismatchNamesTheCallsWithoutARecorder) {
   setenv("MUSTER_RECORDER", "0", 1);
   const auto store = memory_store();
   std::latch formed(4);  // a failure also ends the forming of ranks that are not done with it
@@ -330,7 +330,7 @@ TEST(GroupErrorsHosts, AMismatchNamesWhatWasCalledAlsoWhereNoRecorderTells) {
   unsetenv("MUSTER_RECORDER");
 }
 
-TEST(GroupErrorsLocal, BadArgumentsFailAtOnceAndLeaveTheGroupAlive) {
+TEST(GroupErrorsLocal, BadArgumentsFailAtOnceAndKeepTheGroup) {
   run_group(2, "shm", [](Group& group) {
     float value = 0;
     EXPECT_EQ(group.broadcast({&value, 1, Dtype::kFloat32}, 2).result().error().code, ErrorCode::kInvalidArgument);
@@ -341,7 +341,7 @@ TEST(GroupErrorsLocal, BadArgumentsFailAtOnceAndLeaveTheGroupAlive) {
   });
 }
 
-TEST_P(GroupErrors, ARankMustSendItselfWhatItReceivesFromItself) {
+TEST_P(GroupErrors, LengthsToAndFromItselfMustMatch) {
   run_group(2, GetParam(), [](Group& group) {
     std::vector<float> input(6, 1), output(6);
     const BufferView from{input.data(), 6, Dtype::kFloat32}, to{output.data(), 6, Dtype::kFloat32};

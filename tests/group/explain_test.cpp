@@ -18,7 +18,7 @@ TEST(Explain, ShowsCandidatesTheChoiceAndSteps) {
                     HasSubstr("-> "), HasSubstr("steps of rank 1"), HasSubstr("0: send input[")));
 }
 
-TEST(Explain, ShowsTheFormThatRanksOfOneHostTake) {
+TEST(Explain, ShowsTheFormForRanksOfOneHost) {
   const auto text = explain({.bytes = 1 << 20, .ranks = 4}, {});
   ASSERT_TRUE(text);
   EXPECT_THAT(*text, AllOf(HasSubstr("all_reduce of 1 MiB on 4 ranks, 1 node, through shared memory"),
@@ -32,7 +32,7 @@ TEST(Explain, ShowsTheFormThatRanksOfOneHostTake) {
               AllOf(HasSubstr("barrier on 4 ranks"), HasSubstr("1 wait\n")));
 }
 
-TEST(Explain, ShowsLinksOnOneHostWhereTheyAreAskedFor) {
+TEST(Explain, ShowsLinksOnOneHostIfRequested) {
   EXPECT_THAT(*explain({.bytes = 1 << 20, .ranks = 4, .kind = "unix"}, {}),
               AllOf(HasSubstr("links: unix"), HasSubstr("-> "), Not(HasSubstr("shots"))));
 }
@@ -53,7 +53,7 @@ TEST(Explain, ShowsTheTwoLevelsOfNodesThatHaveSeveralRanks) {
               Not(HasSubstr("within a node")));
 }
 
-TEST(Explain, SaysWhoseChoiceItIs) {
+TEST(Explain, PrintsTheSourceOfTheChoice) {
   Tuning tuning;
   tuning.wanted = *parse_wanted("all_reduce=ring");
   EXPECT_THAT(*explain({.bytes = 8, .ranks = 4, .nodes = 4}, tuning),
@@ -65,7 +65,7 @@ TEST(Explain, SaysWhoseChoiceItIs) {
   EXPECT_THAT(*explain({.bytes = 8, .ranks = 4}, {}), Not(HasSubstr("MUSTER_ALGO asks")));
 }
 
-TEST(Explain, SaysWhatWasMeasuredOfWhatItGoesBy) {
+TEST(Explain, PrintsWhichCostsWereMeasured) {
   Tuning tuning;
   tuning.machine.measured = true;
   EXPECT_THAT(*explain({.ranks = 4, .nodes = 4}, tuning), HasSubstr("costs of this machine: measured"));
@@ -79,7 +79,7 @@ TEST(Explain, CutsLongListsOfSteps) {
   EXPECT_THAT(*explain({.bytes = 1 << 26, .ranks = 8, .nodes = 8, .max_steps = 3}, {}), HasSubstr("... and "));
 }
 
-TEST(Explain, PlaysThroughOnlyWhatIsSoonDone) {
+TEST(Explain, SimulatesOnlySmallRuns) {
   EXPECT_THAT(*explain({.bytes = 1 << 20, .ranks = 512, .nodes = 512}, {}), HasSubstr("step by step"));
   EXPECT_THAT(*explain({.bytes = size_t{64} << 30, .ranks = 512, .nodes = 512}, {}), Not(HasSubstr("step by step")));
 }
@@ -127,7 +127,7 @@ TEST(Explain, DrawsEveryCollectiveOnOneToSixteenRanks) {
               HasSubstr("the number of ranks must be a multiple of the number of nodes"));
 }
 
-TEST(Explain, RefusesQuestionsWithoutSense) {
+TEST(Explain, RefusesInvalidQuestions) {
   for (const Question& question :
        {Question{.ranks = 0}, Question{.ranks = 3, .nodes = 2}, Question{.ranks = 2, .root = 2},
         Question{.ranks = 2, .rank = -1}, Question{.kind = "carrier pigeon"}}) {

@@ -46,7 +46,7 @@ TEST_F(FailureDetectorTest, KeepsTheFirstFailure) {
   EXPECT_EQ(detector_.lost(0), nullptr);
 }
 
-TEST_F(FailureDetectorTest, ARankThatLeftInOrderIsNoFailure) {
+TEST_F(FailureDetectorTest, OrderlyLeaveIsNoFailure) {
   detector_.on_lost(1, has_left("rank 1", 1));
   EXPECT_FALSE(detector_.interrupted());
   ASSERT_NE(detector_.lost(1), nullptr);
@@ -70,7 +70,7 @@ TEST_F(FailureDetectorTest, ShutsDownOnce) {
   EXPECT_EQ(detector_.failure()->phase, GroupPhase::kRunning);
 }
 
-TEST_F(FailureDetectorTest, TellsAReportFromSilence) {
+TEST_F(FailureDetectorTest, DistinguishesAReportFromSilence) {
   EXPECT_FALSE(detector_.wait_for_report());
   loop_->post([this] { detector_.fail(lost(1)); });
   EXPECT_TRUE(detector_.wait_for_report());
@@ -101,7 +101,7 @@ TEST_F(DiagnosisTest, FindsAPeerInAnotherCall) {
   EXPECT_NE(detector_.failure()->message.find("broadcast #7"), std::string::npos) << detector_.failure()->message;
 }
 
-TEST_F(DiagnosisTest, IgnoresACallThatThisRankHasYetToReach) {
+TEST_F(DiagnosisTest, IgnoresALaterCallOfAPeer) {
   const Call call = all_reduce(7);
   diagnosis_.begin(call);
   receive_call(2, {Collective::kBroadcast, Dtype::kFloat32, ReduceOp::kSum, 0, 10, 0, 8});
@@ -116,7 +116,7 @@ TEST_F(DiagnosisTest, IgnoresAMessageOfAnotherLength) {
   EXPECT_FALSE(detector_.failure());
 }
 
-TEST_F(DiagnosisTest, ExplainsNothingOutsideOfACall) {
+TEST_F(DiagnosisTest, AddsNothingOutsideACall) {
   Error error{ErrorCode::kTimeout, "late", 2, {}};
   EXPECT_FALSE(diagnosis_.explain(error));
   EXPECT_EQ(error.message, "late");

@@ -75,7 +75,7 @@ Did plan(Collective collective, const HierarchyPlan& said) {
   return will;
 }
 
-TEST(HierarchyPlan, SaysWhatIsDoneOnEitherLevel) {
+TEST(HierarchyPlan, MatchesTheRunAtBothLevels) {
   constexpr size_t kChunk = Hierarchy::kChunkBytes / sizeof(float);
   for (const size_t count : {size_t{1}, size_t{300}, size_t{301}, 3 * kChunk}) {
     for (const Collective collective : {Collective::kAllReduce, Collective::kBroadcast, Collective::kReduce,
@@ -93,7 +93,7 @@ TEST(HierarchyPlan, SaysWhatIsDoneOnEitherLevel) {
   }
 }
 
-TEST(HierarchyPlan, LetsOneChunkCrossWhileOthersAreWithinTheirHosts) {
+TEST(HierarchyPlan, OverlapsChunksAcrossAndWithinHosts) {
   const auto total = [](Collective collective, size_t chunks, double before, double across, double after) {
     CollectiveSpec whole{.collective = collective, .size = kRanks, .count = chunks * Hierarchy::kChunkBytes};
     return plan_hierarchy(whole, kLocals, 2).total(before, across, after);

@@ -194,7 +194,7 @@ std::set<std::string> segments() {
 
 class GroupKill : public testing::TestWithParam<Case> {};
 
-TEST_P(GroupKill, EverySurvivorNamesTheVictim) {
+TEST_P(GroupKill, EverySurvivorNamesTheKilledRank) {
   const Case& chosen = GetParam();
   const auto [collective, signal, way, victim, count, algorithm, ranks] = chosen;
   const std::string path = testing::TempDir() + "muster-kill-" + std::to_string(getpid());

@@ -53,7 +53,7 @@ TEST(GroupSplit, MakesOneGroupForEachColor) {
   });
 }
 
-TEST(GroupSplit, RefusesRanksThatAreNoMembersOrNamedTwice) {
+TEST(GroupSplit, RefusesUnknownAndRepeatedRanks) {
   run_with_store(1, [](Group& group, Store& store) {
     EXPECT_EQ(group.split(store, {1}, "a").error().code, ErrorCode::kInvalidArgument);
     EXPECT_EQ(group.split(store, {0, 0}, "b").error().code, ErrorCode::kInvalidArgument);
@@ -71,7 +71,7 @@ TEST(GroupMerge, MakesOneGroupOfTwo) {
   });
 }
 
-TEST(GroupShrink, GoesOnWithoutTheRankThatFailed) {
+TEST(GroupShrink, ContinuesWithoutTheFailedRank) {
   run_with_store(4, [](Group& group, Store& store) {
     const Rank rank = group.membership().rank;
     ASSERT_TRUE(group.barrier().result());
@@ -91,7 +91,7 @@ TEST(GroupShrink, GoesOnWithoutTheRankThatFailed) {
   });
 }
 
-TEST(GroupShrink, EndsWhatIsUnderWayIfAsked) {
+TEST(GroupShrink, EndsPendingOperationsIfRequested) {
   run_with_store(3, [](Group& group, Store& store) {
     ASSERT_TRUE(store.barrier("formed", 3, Deadline::after(std::chrono::seconds(60))));
     if (group.membership().rank == 2) {
@@ -108,7 +108,7 @@ TEST(GroupShrink, EndsWhatIsUnderWayIfAsked) {
   });
 }
 
-TEST(GroupLeave, FailsWhatTheOthersWaitForAndWhatIsBegunLaterThoughTheGroupIsStillThere) {
+TEST(GroupLeave, FailsPendingAndLaterCallsOfOtherRanks) {
   for (const char* transports : {"shm", "unix", "tcp"}) {
     const auto store = memory_store();
     std::latch told(2);
@@ -149,7 +149,7 @@ TEST(GroupPending, AreWaitedForTogether) {
   });
 }
 
-TEST(GroupPending, TellsWhatIsStillUnderWay) {
+TEST(GroupPending, ListsPendingOperations) {
   const auto store = memory_store();
   std::latch asked(1);
   run_ranks(2, [&](Rank rank) {
@@ -168,7 +168,7 @@ TEST(GroupPending, TellsWhatIsStillUnderWay) {
   });
 }
 
-TEST(GroupHook, HearsOfEveryOperationThatEnds) {
+TEST(GroupHook, IsCalledForEveryCompletedOperation) {
   test::run_group(2, "shm", [](Group& group) {
     struct Heard {
       std::mutex mutex;
@@ -214,7 +214,7 @@ TEST(GroupTimeout, CanBeChanged) {
   });
 }
 
-TEST(MonitoredBarrier, LetsAllPassWhoCome) {
+TEST(MonitoredBarrier, PassesIfAllRanksArrive) {
   run_with_store(3, [](Group& group, Store& store) {
     for (int i = 0; i < 3; ++i) {
       const auto result = group.monitored_barrier(store, std::chrono::seconds(60), true);
@@ -223,7 +223,7 @@ TEST(MonitoredBarrier, LetsAllPassWhoCome) {
   });
 }
 
-TEST(MonitoredBarrier, NamesEveryRankThatDidNotComeAndLeavesTheGroupAlive) {
+TEST(MonitoredBarrier, NamesMissingRanksAndKeepsTheGroup) {
   run_with_store(4, [](Group& group, Store& store) {
     const Rank rank = group.membership().rank;
     if (rank == 0 || rank == 2) {
@@ -245,7 +245,7 @@ TEST(MonitoredBarrier, NamesEveryRankThatDidNotComeAndLeavesTheGroupAlive) {
   });
 }
 
-TEST(MonitoredBarrier, NamesTheFirstAloneIfAsked) {
+TEST(MonitoredBarrier, NamesOnlyTheFirstIfRequested) {
   run_with_store(3, [](Group& group, Store& store) {
     if (group.membership().rank == 0) {
       const auto result = group.monitored_barrier(store, std::chrono::milliseconds(50), false);

@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Transports, ManyRanks, testing::Values("shm", "unix"));
 
 TEST_P(ManyRanks, FormAGroupAndRunItsCollectives) { test::run_group(ranks(), patient(GetParam()), expect_collectives); }
 
-TEST_P(ManyRanks, HearOfAnAbortThoughFewAreLinked) {
+TEST_P(ManyRanks, LearnOfAnAbortOverFewLinks) {
   const auto store = memory_store();
   const int size = ranks();
   std::latch formed(size);
@@ -63,7 +63,7 @@ TEST_P(ManyRanks, HearOfAnAbortThoughFewAreLinked) {
 }
 
 /// Failure reasons travel along the tree of links. The busy rank lies between the last rank and most other ranks.
-TEST(ManyRanksOfAHost, NameWhoAbortedThoughOneThatPassesItOnIsBusy) {
+TEST(ManyRanksOfAHost, NameTheAborterThoughARelayingRankIsBusy) {
   constexpr int kSize = 24;
   const Rank passes_on = tree_parent(tree_parent(kSize - 1));
   ASSERT_NE(passes_on, 0);
@@ -107,7 +107,7 @@ size_t count_links() {
 }
 
 /// If all ranks share memory, only the tree is linked. It carries failure reports but never tensors.
-TEST(ManyRanksOfAHost, AreLinkedByATreeAlone) {
+TEST(ManyRanksOfAHost, AreLinkedOnlyByATree) {
   constexpr int kSize = 24;
   std::latch formed(kSize), counted(kSize), worked(kSize);
   test::run_group(kSize, patient("shm"), [&](Group& group) {

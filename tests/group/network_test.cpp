@@ -166,7 +166,7 @@ TEST_F(GroupStreamsOneByOne, EndTheWaitWhenAPeerDiesBetweenThem) {
   EXPECT_EQ(linked.error().rank, 1);
 }
 
-TEST_F(GroupStreamsOneByOne, AreTakenInAlsoOfAPeerThatHasFormedAndLeft) {
+TEST_F(GroupStreamsOneByOne, AreAcceptedFromAPeerThatHasLeft) {
   bool reported = false, left = false;
   link_table_.set_events({[&](Rank rank, LinkTable::Side side, Link&) {
                             EXPECT_EQ(rank, 1);

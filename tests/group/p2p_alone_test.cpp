@@ -67,7 +67,7 @@ class P2pAlone : public testing::TestWithParam<Transport> {
   std::string address_;
 };
 
-TEST_P(P2pAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
+TEST_P(P2pAlone, NamesTheSenderOfAPartialMessage) {
   const Floats whole(1), half(10);
   Floats word(1), in(100);
   const Work first = receive(word, kPeer, 1);
@@ -86,7 +86,7 @@ TEST_P(P2pAlone, BlamesWhoSentHalfAMessageToAReceiveFromAnyRank) {
 
 /// A receive from an invalid rank is refused, but it may find the message of another receive first. The callback of the
 /// other receive must still run.
-TEST_P(P2pAlone, LeavesNobodyWithoutHisCallBack) {
+TEST_P(P2pAlone, RunsEveryCallbackAfterARefusedReceive) {
   const Floats word(1);
   Floats first(1), second(1), none;
   std::promise<void> called_back, looked;
@@ -134,12 +134,12 @@ Error end_of_half_a_link(const Error& why) {
   return result ? Error{} : result.error();
 }
 
-TEST(P2pHalfLinked, BlamesWhoDied) {
+TEST(P2pHalfLinked, NamesTheDeadPeer) {
   const Error why{ErrorCode::kPeerLost, "rank 1 is dying", kPeer, {}};
   EXPECT_EQ(end_of_half_a_link(why).message, why.message);
 }
 
-TEST(P2pHalfLinked, HearsThatAPeerHasLeft) {
+TEST(P2pHalfLinked, ReportsThatAPeerHasLeft) {
   const Error why{ErrorCode::kLeft, "rank 1 has left the group", kPeer, {}};
   EXPECT_EQ(end_of_half_a_link(why).message, why.message);
 }

@@ -47,7 +47,7 @@ Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
 class P2pKill : public testing::TestWithParam<Case> {};
 
-TEST_P(P2pKill, TheSurvivorNamesTheVictim) {
+TEST_P(P2pKill, SurvivorNamesTheKilledRank) {
   const auto [phase, transports] = GetParam();
   const std::string path = testing::TempDir() + "muster-message-kill-" + std::to_string(getpid());
   std::filesystem::remove(path);

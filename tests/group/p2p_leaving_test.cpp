@@ -123,7 +123,7 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
   std::unique_ptr<Link> accepted_;
 };
 
-TEST_P(P2pLeaving, DoesNotReadASendThatHasEnded) {
+TEST_P(P2pLeaving, DoesNotReadTheBufferOfACompletedSend) {
   uint8_t word = 0;
   const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);  // keeps the P2P engine's thread busy
   Memory memory;
@@ -154,7 +154,7 @@ TEST_P(P2pLeaving, SendsNothingThatEndedBeforeItsLink) {
   expect_alive(other, 2);
 }
 
-TEST_P(P2pLeaving, ReceivesWhatIsUnderWayFromALeaver) {
+TEST_P(P2pLeaving, ReceivesPendingMessagesFromALeavingPeer) {
   Memory memory;
   const Work any = receive(memory.view(), kAnyRank, 5);
   const auto link = link_from(kOther);

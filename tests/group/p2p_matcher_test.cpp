@@ -40,7 +40,7 @@ TEST(Matcher, GivesMessagesOfOneSenderAndTagInOrder) {
   EXPECT_FALSE(post(matcher, 1, 7));
 }
 
-TEST(Matcher, GivesAMessageToTheReceiveThatWasPostedFirst) {
+TEST(Matcher, MatchesTheReceiveThatWasPostedFirst) {
   ItemMatcher matcher;
   EXPECT_FALSE(post(matcher, 2, 7, 20));
   EXPECT_FALSE(post(matcher, kAnyRank, 7, 21));
@@ -51,7 +51,7 @@ TEST(Matcher, GivesAMessageToTheReceiveThatWasPostedFirst) {
   EXPECT_FALSE(arrive(matcher, 2, 7));
 }
 
-TEST(Matcher, LetsNoSenderStarveAnotherAtAReceiveFromAnyRank) {
+TEST(Matcher, ServesSendersFairlyAtReceivesFromAnyRank) {
   ItemMatcher matcher;
   for (int round = 0; round < 3; ++round) {
     for (const Rank from : {5, 1, 3}) arrive(matcher, from, 0, round);
@@ -65,7 +65,7 @@ TEST(Matcher, LetsNoSenderStarveAnotherAtAReceiveFromAnyRank) {
   }
 }
 
-TEST(Matcher, ForgetsAReceiveThatIsTakenBack) {
+TEST(Matcher, ForgetsAWithdrawnReceive) {
   ItemMatcher matcher;
   const ItemPtr first = item(1, 7, 0), second = item(1, 7, 1);
   EXPECT_FALSE(matcher.post(1, 7, first));
@@ -76,7 +76,7 @@ TEST(Matcher, ForgetsAReceiveThatIsTakenBack) {
   EXPECT_FALSE(matcher.withdraw(1, 7, second));
 }
 
-TEST(Matcher, ForgetsWhatASenderCannotFinish) {
+TEST(Matcher, ForgetsUnfinishedMessagesOfALostSender) {
   ItemMatcher matcher;
   arrive(matcher, 1, 7, 0);
   arrive(matcher, 1, 7, 1);
@@ -140,7 +140,7 @@ void compare_with_model(uint64_t seed) {
   }
 }
 
-TEST(Matcher, DoesWhatThePlainModelDoes) {
+TEST(Matcher, MatchesTheReferenceModel) {
   const char* fixed = std::getenv("MUSTER_SEED");
   if (fixed != nullptr) return compare_with_model(std::strtoull(fixed, nullptr, 10));
   for (uint64_t seed = 1; seed <= 20; ++seed) compare_with_model(seed);

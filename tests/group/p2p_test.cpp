@@ -32,7 +32,7 @@ constexpr CallOptions kAsync{.async = true};
 
 class Messages : public testing::TestWithParam<const char*> {};
 
-TEST_P(Messages, ArriveWholeWhateverTheirLength) {
+TEST_P(Messages, ArriveCompleteAtEveryLength) {
   test::run_group(2, GetParam(), [](Group& group) {
     const bool sends = group.membership().rank == 0;
     for (const size_t count : {0u, 1u, 2u, 1000u, 8192u, 8193u, 100'000u, 3'000'001u}) {
@@ -63,7 +63,7 @@ TEST_P(Messages, MayBeInSeveralSegments) {
   });
 }
 
-TEST_P(Messages, WithOneTagArriveInOrderAndWithOthersWheneverTheyAreWanted) {
+TEST_P(Messages, MatchInOrderByTag) {
   test::run_group(2, GetParam(), [](Group& group) {
     constexpr int kCount = 50;
     // Alternates short and long messages, because they use different protocols.
@@ -124,7 +124,7 @@ TEST_P(Messages, MayCross) {
   });
 }
 
-TEST_P(Messages, OfABatchOfAThousandMayBePostedAndAwaitedInAnyOrder) {
+TEST_P(Messages, MayBePostedAndAwaitedInAnyOrder) {
   constexpr int kSize = 3;
   test::run_group(kSize, GetParam(), [](Group& group) {
     const Rank self = group.membership().rank;
@@ -145,7 +145,7 @@ TEST_P(Messages, OfABatchOfAThousandMayBePostedAndAwaitedInAnyOrder) {
   });
 }
 
-TEST_P(Messages, MoveWhileNobodyWaitsForThem) {
+TEST_P(Messages, ProgressWithoutWaits) {
   test::run_group(2, GetParam(), [](Group& group) {
     Floats data = pattern(1 << 20, 3);
     if (group.membership().rank == 0) {
@@ -181,7 +181,7 @@ TEST_P(Messages, MayBeAwaitedByACallbackOfAnother) {
   });
 }
 
-TEST_P(Messages, GoBesideCollectives) {
+TEST_P(Messages, RunBesideCollectives) {
   test::run_group(2, GetParam(), [](Group& group) {
     const Rank self = group.membership().rank;
     Floats out = pattern(300'000, self), in(out.size()), sum(1000, 1.0f);
@@ -194,7 +194,7 @@ TEST_P(Messages, GoBesideCollectives) {
   });
 }
 
-TEST_P(Messages, OfManyThreadsAreKeptApartByTheirTags) {
+TEST_P(Messages, OfManyThreadsAreSeparatedByTag) {
   test::run_group(2, GetParam(), [](Group& group) {
     const Rank peer = 1 - group.membership().rank;
     test::run_ranks(4, [&](int thread) {
@@ -210,7 +210,7 @@ TEST_P(Messages, OfManyThreadsAreKeptApartByTheirTags) {
   });
 }
 
-TEST_P(Messages, ThatNobodyReceivesYetDoNotHoldUpShortSends) {
+TEST_P(Messages, DoNotBlockShortSendsUntilReceived) {
   test::run_group(2, GetParam(), [](Group& group) {
     constexpr int kCount = 20;
     if (group.membership().rank == 0) {
@@ -230,7 +230,7 @@ TEST_P(Messages, ThatNobodyReceivesYetDoNotHoldUpShortSends) {
   });
 }
 
-TEST_P(Messages, BeyondTheWindowWaitInTheSendersMemory) {
+TEST_P(Messages, BeyondTheCreditsWaitInTheSendersMemory) {
   test::run_group(2, GetParam(), [](Group& group) {
     constexpr int kCount = 400;  // messages of 8 KiB: three times the window
     std::vector<Floats> data;
@@ -251,7 +251,7 @@ TEST_P(Messages, BeyondTheWindowWaitInTheSendersMemory) {
   });
 }
 
-TEST_P(Messages, OfAnotherLengthAreAnErrorAtBothAndTheGroupGoesOn) {
+TEST_P(Messages, OfAnotherLengthFailAtBothRanksOnly) {
   test::run_group(2, GetParam(), [](Group& group) {
     for (const size_t count : {10u, 100'000u}) {
       Floats data = pattern(count, 0), shorter(count - 1);
@@ -276,7 +276,7 @@ TEST_P(Messages, OfAnotherLengthAreAnErrorAtBothAndTheGroupGoesOn) {
   });
 }
 
-TEST_P(Messages, OfAnotherDtypeAreAnErrorAtBothAndTheGroupGoesOn) {
+TEST_P(Messages, OfAnotherDtypeFailAtBothRanksOnly) {
   test::run_group(2, GetParam(), [](Group& group) {
     for (const size_t count : {10u, 100'000u}) {
       Floats data = pattern(count, 0);
@@ -304,7 +304,7 @@ TEST_P(Messages, OfAnotherDtypeAreAnErrorAtBothAndTheGroupGoesOn) {
   });
 }
 
-TEST_P(Messages, ThatNeverComeEndTheReceiveByItsDeadlineAndNoMore) {
+TEST_P(Messages, ThatNeverArriveTimeOutOnlyTheReceive) {
   test::run_group(2, GetParam(), [](Group& group) {
     Floats data(4), in(4);
     if (group.membership().rank == 1) {
@@ -322,7 +322,7 @@ TEST_P(Messages, ThatNeverComeEndTheReceiveByItsDeadlineAndNoMore) {
   });
 }
 
-TEST_P(Messages, ThatNobodyTakesEndTheGroup) {
+TEST_P(Messages, ThatAreNeverReceivedFailTheGroup) {
   test::run_group(2, GetParam(), [](Group& group) {
     if (group.membership().rank == 1) {
       while (group.barrier().result()) {
@@ -382,7 +382,7 @@ void run_leaving(const char* transports, const std::function<void(std::unique_pt
 
 class Leaving : public testing::TestWithParam<const char*> {};
 
-TEST_P(Leaving, LosesNothingThatWasSent) {
+TEST_P(Leaving, DeliversAllSentMessages) {
   std::promise<void> gone;
   const auto left = gone.get_future().share();
   run_leaving(GetParam(), [&](std::unique_ptr<Group> group, Rank rank) {
@@ -406,7 +406,7 @@ TEST_P(Leaving, LosesNothingThatWasSent) {
   });
 }
 
-TEST_P(Leaving, EndsReceivesThatWaitForTheOneThatLeft) {
+TEST_P(Leaving, EndsReceivesFromTheRankThatLeft) {
   run_leaving(GetParam(), [&](std::unique_ptr<Group> group, Rank rank) {
     if (rank == 0) return;
     Floats in(10);
@@ -436,7 +436,7 @@ TEST(LeavingOne, EndsNoReceiveFromAnyRankWhileOthersStay) {
   run_leaving("tcp", go_on, 3);
 }
 
-TEST_P(Leaving, EndsWhatIsPendingHere) {
+TEST_P(Leaving, EndsPendingOperationsLocally) {
   run_leaving(GetParam(), [&](std::unique_ptr<Group> group, Rank rank) {
     Floats in(10);
     const Work work = group->receive(view(in), 1 - rank, 3, kAsync);

@@ -35,7 +35,7 @@ class ProcessMonitorTest : public testing::Test {
   RankInfo self_, peer_;
 };
 
-TEST_F(ProcessMonitorTest, TellsOfTheEndOfAPeerOfThisHost) {
+TEST_F(ProcessMonitorTest, ReportsTheDeathOfAPeerOfThisHost) {
   bool died = false;
   const Fd process = monitor_process(*loop_, self_, peer_, [&] { died = true; });
   ASSERT_TRUE(process);
@@ -43,18 +43,18 @@ TEST_F(ProcessMonitorTest, TellsOfTheEndOfAPeerOfThisHost) {
   EXPECT_TRUE(loop_->run_until([&] { return died; }, Deadline::after(std::chrono::seconds(60))));
 }
 
-TEST_F(ProcessMonitorTest, LooksAtNoProcessForAPeerOfAnotherMachine) {
+TEST_F(ProcessMonitorTest, IgnoresPeersOfAnotherMachine) {
   // The initial PID namespace has the same number on every machine, so only the boot id differs.
   peer_.process_domain = "1c6ad1fb-0000-4444-8888-0123456789ab/pid:" + std::to_string(pid_namespace());
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
-TEST_F(ProcessMonitorTest, LooksAtNoProcessForAPeerOfAnotherNamespace) {
+TEST_F(ProcessMonitorTest, IgnoresPeersOfAnotherNamespace) {
   peer_.process_domain = boot_id() + "/pid:" + std::to_string(pid_namespace() + 1);
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
-TEST_F(ProcessMonitorTest, LooksAtNoProcessWhenTheHostCannotBeTold) {
+TEST_F(ProcessMonitorTest, IgnoresPeersOfAnUnknownHost) {
   self_.process_domain = peer_.process_domain = "";
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }

@@ -27,7 +27,7 @@ TEST(ScheduleRunner, PlansACallOnce) {
   EXPECT_EQ(*schedule_runner.plan(all_reduce_of(100), 0, 4), first);
 }
 
-TEST(ScheduleRunner, ForgetsThePlanThatWasNotUsedForLongest) {
+TEST(ScheduleRunner, EvictsTheLeastRecentlyUsedPlan) {
   ScheduleRunner schedule_runner;
   const Schedule* const kept = *schedule_runner.plan(all_reduce_of(1), 0, 4);
   for (size_t count = 2; count < 1000; ++count) {
@@ -36,7 +36,7 @@ TEST(ScheduleRunner, ForgetsThePlanThatWasNotUsedForLongest) {
   }
 }
 
-TEST(ScheduleRunner, TakesTheAlgorithmThatIsAskedFor) {
+TEST(ScheduleRunner, TakesTheRequestedAlgorithm) {
   const auto plan_with = [](const char* wanted) {
     Tuning tuning;
     tuning.wanted = parse_wanted(wanted).value();
@@ -47,7 +47,7 @@ TEST(ScheduleRunner, TakesTheAlgorithmThatIsAskedFor) {
   EXPECT_NE(plan_with("all_reduce=ring"), plan_with("all_reduce=recursive_doubling"));
 }
 
-TEST(ScheduleRunner, RefusesAnAlgorithmThatNobodyKnowsWhenTheGroupForms) {
+TEST(ScheduleRunner, RefusesAnUnknownAlgorithmAtForming) {
   setenv("MUSTER_ALGO", "all_reduce=nonsense", 1);
   const auto group = Group::form(*memory_store(), {0, 1, "test", 0}, GroupOptions{});
   unsetenv("MUSTER_ALGO");

@@ -21,7 +21,7 @@ TEST(Address, ReadsAndWritesItsTextForm) {
   }
 }
 
-TEST(Address, RefusesWhatIsNotOne) {
+TEST(Address, RefusesInvalidText) {
   for (const std::string text :
        {"", ":", "10.0.0.1", "10.0.0.1:", "10.0.0.1:x", "10.0.0.1:65536", "10.0.0.1:-1", "10.0.0:1", "::1:29500",
         "[::1]", "[::1]29500", "[10.0.0.1]:1", "[::g]:1", "[fe80::1%no-such-if]:1", "localhost:29500",
@@ -95,7 +95,7 @@ TEST(Interface, IsFoundByNameAndByAddress) {
   }
 }
 
-TEST(Interface, ThatIsUnknownListsThoseThatExist) {
+TEST(Interface, ThatIsUnknownListsExistingOnes) {
   for (const std::string name : {"nosuchif0", "203.0.113.77", "2001:db8::77", ""}) {
     const auto result = interface_address(name);
     ASSERT_FALSE(result) << name;

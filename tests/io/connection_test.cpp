@@ -104,7 +104,7 @@ TEST(Connection, FailsAtBothEndsWhenTheSecretsDiffer) {
   }
 }
 
-TEST(Dial, FailsAtOnceWithoutRetryWhenNobodyListens) {
+TEST(Dial, FailsAtOnceWithoutAListenerAndRetry) {
   const auto loop = make_loop();
   const Address address = nobody();
   const auto result = dial_now(*loop, address, dial_with(""));
@@ -124,7 +124,7 @@ TEST(Dial, NamesTheAddressAndTheLastReasonAtTheDeadline) {
   EXPECT_THAT(result.error().message, testing::EndsWith(" s: Connection refused"));
 }
 
-TEST(Dial, WaitsForAServerThatComesLater) {
+TEST(Dial, WaitsForAServerThatStartsLater) {
   const auto loop = make_loop();
   for (const auto& address : {nobody(), unix_here("later")}) {
     const auto dialed = start_dial(*loop, address, dial_with("s", true));
@@ -138,7 +138,7 @@ TEST(Dial, WaitsForAServerThatComesLater) {
   }
 }
 
-TEST(Dial, CallsNobodyOnceDestroyed) {
+TEST(Dial, CallsNoHandlerOnceDestroyed) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), accept_with(""));
   bool called = false;
@@ -165,7 +165,7 @@ TEST(Dial, MayBeDestroyedByItsOwnHandler) {
   }
 }
 
-TEST(Dial, TimesOutOnAServerThatSaysNothing) {
+TEST(Dial, TimesOutOnASilentServer) {
   const auto loop = make_loop();
   const auto listener = listen_on(loopback());
   const auto result = dial_now(*loop, *local_address(listener->get()), dial_with("", true), Deadline::after(1s));
@@ -191,7 +191,7 @@ TEST(Dial, NamesTheProtocolOfAWrongServer) {
   EXPECT_THAT(dialed->result->error().message, HasSubstr("SSH"));
 }
 
-TEST(Dial, SaysThatAServerHungUp) {
+TEST(Dial, ReportsThatTheServerClosed) {
   const auto loop = make_loop();
   auto listener = listen_on(loopback());
   const auto dialed = start_dial(*loop, *local_address(listener->get()), dial_with(""));
@@ -201,7 +201,7 @@ TEST(Dial, SaysThatAServerHungUp) {
   EXPECT_EQ(dialed->result->error().code, ErrorCode::kPeerLost);
 }
 
-TEST(Acceptor, LogsAndDropsAStrangerWithoutTellingItsHandler) {
+TEST(Acceptor, LogsAndDropsUnauthenticatedPeers) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), accept_with("secret"));
   const Fd raw = connect_raw(*loop, server.address());
@@ -214,7 +214,7 @@ TEST(Acceptor, LogsAndDropsAStrangerWithoutTellingItsHandler) {
   EXPECT_TRUE(server.accepted.empty());
 }
 
-TEST(Acceptor, WritesFewLinesAboutManyStrangers) {
+TEST(Acceptor, RateLimitsItsLog) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), accept_with("secret"));
   testing::internal::CaptureStderr();
@@ -230,7 +230,7 @@ TEST(Acceptor, WritesFewLinesAboutManyStrangers) {
   EXPECT_GE(std::count(text.begin(), text.end(), '\n'), 1);
 }
 
-TEST(Acceptor, DropsAStrangerThatSaysNothingOrHalf) {
+TEST(Acceptor, DropsSilentAndHalfHandshakes) {
   const auto loop = make_loop();
   auto options = accept_with("secret");
   options.handshake_timeout = 50ms;
@@ -243,7 +243,7 @@ TEST(Acceptor, DropsAStrangerThatSaysNothingOrHalf) {
   EXPECT_TRUE(server.accepted.empty());
 }
 
-TEST(Acceptor, DropsAStrangerThatSaysNothingSoonerThanAnother) {
+TEST(Acceptor, DropsASilentPeerBeforeAHalfHandshake) {
   const auto loop = make_loop();
   auto options = accept_with("secret");
   options.handshake_timeout = std::chrono::hours(1);
@@ -275,7 +275,7 @@ std::vector<Fd> strangers(Loop& loop, const Address& address, size_t count, Byte
   return all;
 }
 
-TEST(Acceptor, LetsAMemberInWhileItsTableIsFullOfSilentConnections) {
+TEST(Acceptor, AcceptsWhileFullOfSilentConnections) {
   const auto loop = make_loop();
   for (const auto& address : {loopback(), unix_here("silent")}) {
     Server server(*loop, address, without_timeouts(4));
@@ -286,7 +286,7 @@ TEST(Acceptor, LetsAMemberInWhileItsTableIsFullOfSilentConnections) {
   }
 }
 
-TEST(Acceptor, LetsAMemberInWhileItsTableIsFullOfHalfHandshakes) {
+TEST(Acceptor, AcceptsWhileFullOfHalfHandshakes) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), without_timeouts(4));
   const Bytes greeting = Handshake(Handshake::Side::kClient, {}, {}).take_output();
@@ -296,7 +296,7 @@ TEST(Acceptor, LetsAMemberInWhileItsTableIsFullOfHalfHandshakes) {
   EXPECT_TRUE(*dialed->result) << dialed->result->error().message;
 }
 
-TEST(Acceptor, TellsAConnectionThatGivesWayToTryAgain) {
+TEST(Acceptor, TellsAnEvictedConnectionToRetry) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), without_timeouts(1));
   const auto silent = strangers(*loop, server.address(), 2);
@@ -307,7 +307,7 @@ TEST(Acceptor, TellsAConnectionThatGivesWayToTryAgain) {
   EXPECT_EQ(refusal.error().code, ErrorCode::kResourceExhausted) << refusal.error().message;
 }
 
-TEST(Acceptor, ServesAllOfACrowd) {
+TEST(Acceptor, ServesManyClientsAtOnce) {
   const auto loop = make_loop();
   auto options = accept_with("s");
   options.max_pending = 8;
@@ -321,7 +321,7 @@ TEST(Acceptor, ServesAllOfACrowd) {
   }
 }
 
-TEST(Acceptor, RefusesNewcomersWithoutSpinningWhenDescriptorsRunOut) {
+TEST(Acceptor, DoesNotSpinWhenDescriptorsRunOut) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), accept_with("s"));
   const auto raw = start_connect(server.address());
@@ -345,7 +345,7 @@ TEST(Acceptor, RefusesNewcomersWithoutSpinningWhenDescriptorsRunOut) {
   EXPECT_TRUE(client) << client.error().message;
 }
 
-TEST(Acceptor, ClosesSilentConnectionsForAMemberWhenDescriptorsRunOut) {
+TEST(Acceptor, ClosesSilentPeersWhenDescriptorsRunOut) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), without_timeouts(1024));
   std::vector<Fd> raw;  // stay in the backlog, because the loop does not run

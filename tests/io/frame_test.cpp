@@ -23,7 +23,7 @@ TEST(FrameHeader, HasTheBytesOfItsGrammar) {
   EXPECT_EQ(header->flags, 6);
 }
 
-TEST(FrameHeader, IsRefusedWhenTooLongTruncatedOrFromTheFuture) {
+TEST(FrameHeader, RefusesOversizedTruncatedAndReservedHeaders) {
   const auto bytes = encode(FrameHeader{101, 7, 0});
   const auto oversized = decode_frame_header(bytes, 100);
   EXPECT_EQ(oversized.error().code, ErrorCode::kProtocol);
@@ -35,7 +35,7 @@ TEST(FrameHeader, IsRefusedWhenTooLongTruncatedOrFromTheFuture) {
   EXPECT_EQ(decode_frame_header(reserved, 101).error().code, ErrorCode::kProtocol);
 }
 
-TEST(FrameParser, CutsAStreamThatCameInAnyPieces) {
+TEST(FrameParser, ParsesAStreamInPiecesOfAnySize) {
   Random random(3);
   for (int round = 0; round < 50; ++round) {
     Bytes stream;
@@ -76,7 +76,7 @@ TEST(FrameParser, WaitsForTheRestOfAFrame) {
   EXPECT_EQ(to_string(parser.next().value()->payload), "payload");
 }
 
-TEST(FrameParser, StaysDeadAfterAnOversizedFrame) {
+TEST(FrameParser, StaysFailedAfterAnOversizedFrame) {
   FrameParser parser(10);
   parser.feed(encode_frame(1, as_bytes("fits")));
   parser.feed(encode(FrameHeader{11, 2, 0}));

@@ -14,7 +14,7 @@ std::optional<int> next(const HandshakeQueue& queue) {
   return candidate ? std::optional(candidate->id) : std::nullopt;
 }
 
-TEST(HandshakeQueue, HasNobodyToGiveWayWhileItIsEmpty) {
+TEST(HandshakeQueue, HasNoCandidateWhileEmpty) {
   HandshakeQueue queue(4);
   EXPECT_FALSE(queue.next());
   queue.add(1, "a", kStart);
@@ -34,7 +34,7 @@ TEST(HandshakeQueue, NamesTheOldestSilentConnectionAfterItsGrace) {
   EXPECT_EQ(queue.next()->due, kStart + 2ms + HandshakeQueue::kStepGrace);
 }
 
-TEST(HandshakeQueue, GivesTimeForEachStepButNotForEver) {
+TEST(HandshakeQueue, LimitsTheGraceOfAllSteps) {
   HandshakeQueue queue(4);
   queue.add(1, "a", kStart);
   TimePoint now = kStart;
@@ -42,7 +42,7 @@ TEST(HandshakeQueue, GivesTimeForEachStepButNotForEver) {
   EXPECT_EQ(queue.next()->due, kStart + HandshakeQueue::kMaxSteps * Duration(1ms) + HandshakeQueue::kStepGrace);
 }
 
-TEST(HandshakeQueue, LetsTheNetworkWithTheMostConnectionsGiveWay) {
+TEST(HandshakeQueue, EvictsFromTheNetworkWithTheMostConnections) {
   HandshakeQueue queue(16);
   queue.add(1, "member", kStart);
   for (int id = 2; id < 10; ++id) queue.add(id, "flood", kStart + 1ms);
@@ -53,7 +53,7 @@ TEST(HandshakeQueue, LetsTheNetworkWithTheMostConnectionsGiveWay) {
   EXPECT_EQ(next(queue), 1) << "of two that have as many, the older connection";
 }
 
-TEST(HandshakeQueue, KeepsHalfOfTheRoomForANetworkThatAMemberCameFrom) {
+TEST(HandshakeQueue, ReservesHalfForAuthenticatedNetworks) {
   HandshakeQueue queue(8);
   queue.add(1, "member", kStart);
   queue.on_authenticated(1);
@@ -64,7 +64,7 @@ TEST(HandshakeQueue, KeepsHalfOfTheRoomForANetworkThatAMemberCameFrom) {
   EXPECT_EQ(next(queue), 1);
 }
 
-TEST(HandshakeQueue, TakesANetworkOfIpv6ForOne) {
+TEST(HandshakeQueue, GroupsIpv6AddressesByNetwork) {
   EXPECT_NE(network("10.0.0.1:1"), network("10.0.0.2:1"));
   EXPECT_EQ(network("10.0.0.1:1"), network("10.0.0.1:2"));
   EXPECT_EQ(network("10.0.0.1:1"), network("[::ffff:10.0.0.1]:1"));

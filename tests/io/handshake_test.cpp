@@ -77,7 +77,7 @@ TEST(Handshake, TakesBytesInAnyPieces) {
   }
 }
 
-TEST(Handshake, LeavesWhatFollowsToTheCaller) {
+TEST(Handshake, LeavesTrailingBytesToTheCaller) {
   Ends ends = make_ends("secret", "secret");
   ASSERT_TRUE(deliver(ends.client, ends.server));
   ASSERT_TRUE(deliver(ends.server, ends.client));
@@ -172,7 +172,7 @@ TEST(Handshake, RefusesAnOversizedHelloBeforeItArrives) {
   EXPECT_EQ(server.take_output(), (Bytes{2, static_cast<uint8_t>(Handshake::Refusal::kMalformed)}));
 }
 
-TEST(Handshake, NamesWhatAStrangerSpeaks) {
+TEST(Handshake, NamesTheProtocolOfAnotherPeer) {
   const std::pair<std::string_view, const char*> strangers[] = {
       {"GET / HTTP/1.1\r\n", "HTTP"},
       {"POST /", "HTTP"},
@@ -191,7 +191,7 @@ TEST(Handshake, NamesWhatAStrangerSpeaks) {
   }
 }
 
-TEST(Handshake, NamesAStrangerThatSpeaksByteByByte) {
+TEST(Handshake, NamesTheProtocolFromSingleBytes) {
   Handshake server(Side::kServer, {}, {});
   Result<size_t> result = 0;
   for (const char c : std::string_view("GET ")) {
@@ -201,7 +201,7 @@ TEST(Handshake, NamesAStrangerThatSpeaksByteByByte) {
   EXPECT_THAT(message_of(result), HasSubstr("HTTP"));
 }
 
-TEST(Handshake, AnswersAStrangerWithItsGreeting) {
+TEST(Handshake, AnswersOtherProtocolsWithItsGreeting) {
   Handshake server(Side::kServer, {}, {});
   ASSERT_FALSE(server.feed(as_bytes("GET / HTTP/1.1\r\n")));
   EXPECT_THAT(to_string(server.take_output()), testing::StartsWith("MUSTER"));
@@ -222,14 +222,14 @@ TEST(Handshake, NamesBothVersionsAtBothEnds) {
   EXPECT_THAT(message_of(ends.client.feed(answer)), HasSubstr("version 9"));
 }
 
-TEST(Handshake, UnderstandsARefusalAtTheDoor) {
+TEST(Handshake, ReadsARefusal) {
   Handshake client(Side::kClient, {}, {});
   const auto result = client.feed(Handshake::refuse(Handshake::Refusal::kWrongUser));
   EXPECT_EQ(code_of(result), ErrorCode::kAuthentication);
   EXPECT_THAT(message_of(result), HasSubstr("another user"));
 }
 
-TEST(Handshake, RefusesNonsenseInPlaceOfAProof) {
+TEST(Handshake, RefusesAMalformedProof) {
   Ends ends = make_ends("secret", "secret");
   ASSERT_TRUE(deliver(ends.client, ends.server) && deliver(ends.server, ends.client));
   EXPECT_EQ(code_of(ends.server.feed(Bytes{2, 1})), ErrorCode::kProtocol);  // only a server may send a refusal
@@ -237,7 +237,7 @@ TEST(Handshake, RefusesNonsenseInPlaceOfAProof) {
   EXPECT_EQ(code_of(ends.client.feed(Bytes{7})), ErrorCode::kProtocol);
 }
 
-TEST(Handshake, NeverShowsTheSameNonceTwice) {
+TEST(Handshake, NeverRepeatsANonce) {
   EXPECT_NE(Handshake(Side::kClient, {}, {}).take_output(), Handshake(Side::kClient, {}, {}).take_output());
   EXPECT_NE(generate_secret(), generate_secret());
   EXPECT_EQ(generate_secret().size(), 32u);

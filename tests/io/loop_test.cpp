@@ -19,7 +19,7 @@ using testing::ElementsAre;
 
 void poke(const Fd& fd) { ASSERT_EQ(write(fd.get(), "x", 1), 1); }
 
-TEST(LoopTimers, FireInTheOrderOfTheirTimesAndThenOfTheirMaking) {
+TEST(LoopTimers, FireInTheOrderOfTheirTimesThenOfCreation) {
   const auto loop = make_loop();
   const TimePoint now = loop->clock().now();
   std::vector<int> order;
@@ -56,7 +56,7 @@ TEST(LoopTimers, CancelOneAnotherInTheSameTurn) {
   loop->cancel(second);  // a second cancel, and a cancel of a timer that is gone, have no effect
 }
 
-TEST(LoopTimers, CannotHoldTheLoopBySettingThemselvesAgain) {
+TEST(LoopTimers, CannotBlockTheLoopByRearming) {
   const auto loop = make_loop();
   const SocketPair pair;
   bool read_event = false;
@@ -112,7 +112,7 @@ TEST(LoopWake, EndsAWaitOnAnotherThread) {
   waker.join();
 }
 
-TEST(LoopWatch, ReportsReadinessUntilItIsTakenAway) {
+TEST(LoopWatch, ReportsReadinessUntilItIsRemoved) {
   const auto loop = make_loop();
   const SocketPair pair;
   int events = 0;
@@ -202,7 +202,7 @@ TEST(LoopWatch, LosesEventsThatWereSwitchedOffInTheSameTurn) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(LoopPoller, IsAskedAtEveryTurnAndMayRemoveItself) {
+TEST(LoopPoller, IsCalledEveryTurnAndMayRemoveItself) {
   const auto loop = make_loop();
   int asked = 0;
   Loop::PollerId id = 0;
@@ -216,7 +216,7 @@ TEST(LoopPoller, IsAskedAtEveryTurnAndMayRemoveItself) {
   EXPECT_EQ(asked, 3);
 }
 
-TEST(LoopPoller, LetsOthersOntoTheCoreWhileItAsksInVain) {
+TEST(LoopPoller, YieldsItsCoreWhileIdle) {
   const auto loop = make_loop();
   int asked = 0;
   loop->add_poller([&] { return ++asked == 100; });

@@ -113,7 +113,7 @@ TEST(DescriptorPassing, CarriesAnOpenFile) {
   EXPECT_EQ(byte, 'x');
 }
 
-TEST(DescriptorPassing, SaysThatThereIsNone) {
+TEST(DescriptorPassing, ReportsAMissingDescriptor) {
   const SocketPair channel;
   ASSERT_TRUE(send_fd(channel.one.get(), -1, soon()));
   const auto received = receive_fd(channel.two.get(), soon());
@@ -121,7 +121,7 @@ TEST(DescriptorPassing, SaysThatThereIsNone) {
   EXPECT_FALSE(*received);
 }
 
-TEST(DescriptorPassing, FailsWhenThePeerIsSilentGoneOrSendsOnlyData) {
+TEST(DescriptorPassing, FailsForASilentLostOrDataOnlyPeer) {
   SocketPair channel;
   EXPECT_EQ(receive_fd(channel.one.get(), Deadline::after(10ms)).error().code, ErrorCode::kTimeout);
   ASSERT_EQ(write(channel.two.get(), "x", 1), 1);
@@ -145,7 +145,7 @@ TEST(PlainStream, MovesScatteredBytesInOrder) {
   EXPECT_EQ(two->read(into).value(), 0u);
 }
 
-TEST(PlainStream, SaysWhenTheSocketIsFull) {
+TEST(PlainStream, ReportsAFullSocket) {
   SocketPair pair;
   const auto one = plain_stream(std::move(pair.one)), two = plain_stream(std::move(pair.two));
   std::string bytes(1 << 16, 'x');
@@ -176,7 +176,7 @@ TEST(PlainStream, TakesMoreSegmentsThanTheKernelDoes) {
   EXPECT_EQ(arrived, bytes);
 }
 
-TEST(PlainStream, ReportsAPeerThatIsGoneWithoutASignal) {
+TEST(PlainStream, ReportsALostPeerWithoutASignal) {
   SocketPair pair;
   const auto one = plain_stream(std::move(pair.one));
   pair.two.reset();

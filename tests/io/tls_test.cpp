@@ -43,7 +43,7 @@ class Tls : public testing::Test {
   TestAuthority authority_{"the job's authority"}, other_{"another authority"};
 };
 
-TEST_F(Tls, CarriesAConversationBothWays) {
+TEST_F(Tls, CarriesDataBothWays) {
   Server server(*loop_, loopback(), accept_with(context(authority_, "server")));
   auto client = dial_now(*loop_, server.address(), dial_with(context(authority_, "client")));
   ASSERT_TRUE(client) << client.error().message;
@@ -93,7 +93,7 @@ TEST_F(Tls, RefusesAServerOfAnotherAuthority) {
   EXPECT_THAT(error.message, HasSubstr("the peer's certificate was refused"));
 }
 
-TEST_F(Tls, RefusesAnAuthorityThatOnlyBorrowsTheName) {
+TEST_F(Tls, RefusesAnotherAuthorityOfTheSameName) {
   TestAuthority impostor("the job's authority");
   const Error at_client = refusal(context(impostor, "server"), context(authority_, "client"));
   EXPECT_EQ(at_client.code, ErrorCode::kAuthentication) << at_client.message;

@@ -44,7 +44,7 @@ TEST(Compress, NarrowingIsScalingInFloatAndRoundingOnce) {
   }
 }
 
-TEST(Compress, WhatFloat16CannotHoldIsInfinite) {
+TEST(Compress, Float16OverflowIsInfinite) {
   const std::vector<float> in = {65504, 65520, -1e6F, 131008, NAN};
   std::vector<uint16_t> halves(5);
   std::vector<float> out(5);
@@ -82,7 +82,7 @@ TEST(Compress, Int8IsTheNearestMultipleOfTheBlocksScale) {
   }
 }
 
-TEST(Compress, SumsOfInt8AreTheSumsOfWhatWasSent) {
+TEST(Compress, Int8SumsMatchTheSentValues) {
   constexpr size_t kCount = 700, kBlock = 64;
   std::vector<float> sum(kCount), expected(kCount), scales(11), out(kCount);
   std::vector<int8_t> bytes(kCount);
@@ -96,7 +96,7 @@ TEST(Compress, SumsOfInt8AreTheSumsOfWhatWasSent) {
   EXPECT_EQ(sum, expected);
 }
 
-TEST(Compress, BlocksThatAreNotFiniteStayVisibleAndLeaveNoErrorBehind) {
+TEST(Compress, NonFiniteBlocksStayVisibleAndResetTheError) {
   for (const float bad : {kInfinity, -kInfinity, std::nanf("")}) {
     std::vector<float> in = arbitrary(96, 1), error = arbitrary(96, 2), scales(3), out(96);
     std::vector<int8_t> bytes(96);

@@ -353,7 +353,7 @@ TEST(ReduceBfloat16, IsRightForEveryValueWithAHandfulOfOthers) {
 }
 
 // The bits of a NaN result must not depend on the instruction set, or on which operand was NaN.
-TEST(ReduceFloat32, GivesTheSameNanWhateverWentIn) {
+TEST(ReduceFloat32, GivesTheSameNanForAllInputs) {
   std::vector<float> a(37), b(37), out(37);
   for (size_t i = 0; i < a.size(); ++i) {
     const uint32_t left = 0x7f800001u + static_cast<uint32_t>(i) * 4099, right = 0xffc00000u + static_cast<uint32_t>(i);
@@ -381,7 +381,7 @@ TEST(ReduceKernels, ObeyTheEnvironment) {
   RecordProperty("isa", isa);
 }
 
-TEST(ReduceDeathTest, RefusesWhatCannotBeReduced) {
+TEST(ReduceDeathTest, RefusesUnsupportedReductions) {
   float data[2] = {};
   EXPECT_DEATH(reduce_into(data, data, 2, Dtype::kFloat32, ReduceOp::kBitAnd), "band of float32");
   EXPECT_DEATH(reduce_into(data, data, 2, Dtype::kFloat8E5m2, ReduceOp::kSum), "sum of float8_e5m2");

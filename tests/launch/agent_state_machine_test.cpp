@@ -129,7 +129,7 @@ TEST_F(AgentState, StopsWorkersOnAFailedOutcome) {
   EXPECT_EQ(state_.phase(), AgentPhase::kDone);
 }
 
-TEST_F(AgentState, SaysTheSameReportOnce) {
+TEST_F(AgentState, SendsTheSameReportOnce) {
   run();
   job_event(JobEvent::Kind::kStop, 0, "the job failed");
   outcome(1);
@@ -178,7 +178,7 @@ TEST_F(AgentState, StopsWorkersBeforeItLooksForTheNextRoot) {
   EXPECT_THAT(take(), ElementsAre("join"));
 }
 
-TEST_F(AgentState, EndsWithTheRootThatNoOtherNodeReplaces) {
+TEST_F(AgentState, EndsWithARootThatIsNotReplaced) {
   run(0, /*moves=*/false);
   state_.worker_failed({7, "rank 1 failed"});
   lose_root();
@@ -186,7 +186,7 @@ TEST_F(AgentState, EndsWithTheRootThatNoOtherNodeReplaces) {
   EXPECT_THAT(state_.outcome()->report, HasSubstr("rank 1 failed\n  also lost the job's store at tcp://root:1"));
 }
 
-TEST_F(AgentState, LooksForAFixedRootWithoutTheProxyBetween) {
+TEST_F(AgentState, ConnectsToAFixedRootWithoutTheProxy) {
   state_.root_found({"tcp://root:1", false, /*moves=*/false, /*direct=*/false});
   take();
   lose_root();

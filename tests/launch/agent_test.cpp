@@ -42,7 +42,7 @@ TEST_F(AgentTest, RestartsAllWorkersAfterAFailure) {
   EXPECT_EQ(run({"--max-restarts=1"}, "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3"), 3);
 }
 
-TEST_F(AgentTest, EndsWhatWorkersLeaveBehind) {
+TEST_F(AgentTest, EndsOrphansOfWorkers) {
   EXPECT_EQ(run({"--shutdown-timeout=0.1"}, "(trap '' TERM; sleep 1000) & exit 0"), 0);
 }
 

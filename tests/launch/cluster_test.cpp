@@ -46,9 +46,9 @@ const Environment kStep = {{"SLURM_JOB_ID", "12345"},         {"SLURM_STEP_ID", 
                            {"SLURM_STEP_NODELIST", "n[3-6]"}, {"SLURM_STEP_NUM_NODES", "4"},
                            {"SLURM_STEP_NUM_TASKS", "4"},     {"SLURM_NODEID", "1"}};
 
-TEST(Clusters, NoneMeansNoOptions) { EXPECT_THAT(found({{"PATH", "/bin"}, {"RANK", "3"}}), IsEmpty()); }
+TEST(Clusters, WithoutAClusterGiveNoOptions) { EXPECT_THAT(found({{"PATH", "/bin"}, {"RANK", "3"}}), IsEmpty()); }
 
-TEST(Clusters, ASlurmStepSaysAll) {
+TEST(Clusters, ASlurmStepGivesAllOptions) {
   EXPECT_THAT(found(kStep), ElementsAre("--nnodes=4", "--node-rank=1", "--master-addr=n3", "--master-port=22347",
                                         "--rdzv-id=slurm-12345.2"));
 }
@@ -73,7 +73,7 @@ TEST(Clusters, ABrokenListIsRefused) {
   EXPECT_THAT(cluster_refused(step), HasSubstr("'n[3-'"));
 }
 
-TEST(Clusters, OpenMpiSaysWhoAndHowMany) {
+TEST(Clusters, OpenMpiGivesTheRankAndTheSize) {
   const Environment ranks = {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"PMIX_RANK", "1"}};
   EXPECT_THAT(found(ranks), ElementsAre("--nnodes=2", "--node-rank=1"));
   Environment with_master = ranks;
@@ -85,7 +85,7 @@ TEST(Clusters, OpenMpiSaysWhoAndHowMany) {
   EXPECT_THAT(found(in_slurm), ElementsAre("--nnodes=2", "--node-rank=1", "--master-addr=n7"));
 }
 
-TEST(Clusters, OtherMpirunsToo) {
+TEST(Clusters, OtherMpirunsGiveTheRankAndTheSize) {
   EXPECT_THAT(found({{"PMI_SIZE", "3"}, {"PMI_RANK", "2"}, {"MASTER_ADDR", "a"}}),
               ElementsAre("--nnodes=3", "--node-rank=2", "--master-addr=a"));
   EXPECT_THAT(found({{"PMIX_RANK", "2"}, {"MASTER_ADDR", "a"}}), ElementsAre("--node-rank=2", "--master-addr=a"));
@@ -97,7 +97,7 @@ TEST(Clusters, PmixUnderSlurmIsSlurm) {
   EXPECT_EQ(found(step), found(kStep));
 }
 
-TEST(Clusters, APyTorchJobSaysAll) {
+TEST(Clusters, APyTorchJobGivesAllOptions) {
   Environment pod = {{"KUBERNETES_SERVICE_HOST", "10.0.0.1"},
                      {"MASTER_ADDR", "job-master-0"},
                      {"MASTER_PORT", "23456"},
@@ -135,7 +135,7 @@ RunOptions parsed_in(std::vector<std::string> words, const Environment& environm
   return options.value_or(RunOptions{});
 }
 
-TEST(Clusters, FillInWhatTheUserDidNotSay) {
+TEST(Clusters, FillInMissingOptions) {
   const auto options = parsed_in({}, kStep);
   EXPECT_EQ(options.nnodes_max, 4);
   EXPECT_EQ(options.node_rank, 1);
@@ -148,7 +148,7 @@ TEST(Clusters, FillInWhatTheUserDidNotSay) {
   EXPECT_EQ(named.node_rank, 1);
 }
 
-TEST(Clusters, GiveWayToAJobOfAnotherSize) {
+TEST(Clusters, AreIgnoredForAJobOfAnotherSize) {
   for (const char* word : {"--nnodes=1", "--standalone"}) {
     const auto options = parsed_in({word}, kStep);
     EXPECT_EQ(options.nnodes_max, 1);
@@ -158,7 +158,7 @@ TEST(Clusters, GiveWayToAJobOfAnotherSize) {
   EXPECT_EQ(parsed_in({}, {{"PET_NNODES", "1"}, {"SLURM_STEP_NODELIST", "n[1-2]"}}).nnodes_max, 1);
 }
 
-TEST(Clusters, ThatDoNotSayHowManyNodesAskForIt) {
+TEST(Clusters, WithoutANodeCountRequireNnodes) {
   const Environment pod = {{"KUBERNETES_SERVICE_HOST", "x"}, {"JOB_COMPLETION_INDEX", "1"}, {"MASTER_ADDR", "a"}};
   const auto options = parse_run_options({"a.py"}, pod, Machine{});
   ASSERT_FALSE(options);

@@ -37,7 +37,7 @@ class Commands : public ::testing::Test {
   std::string folder_;
 };
 
-TEST_F(Commands, PythonIsTheOneThatIsNamed) {
+TEST_F(Commands, PythonIsTheConfiguredOne) {
   const std::string python = file("my-python", 0755);
   EXPECT_EQ(find_python("muster", {{"MUSTER_PYTHON", python}}).value(), python);
   const auto missing = find_python("muster", {{"MUSTER_PYTHON", folder_ + "/none"}});

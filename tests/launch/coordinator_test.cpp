@@ -120,7 +120,7 @@ TEST_F(Coordinators, RestartAllNodesOnceWhenTwoFailAtOnce) {
   say_goodbye();
 }
 
-TEST_F(Coordinators, DeleteWhatADeadGenerationHasWritten) {
+TEST_F(Coordinators, DeleteTheKeysOfADeadGeneration) {
   start(1, 1, /*max_restarts=*/1);
   add("a", 1, 1);
   agents_[0]->start();
@@ -139,7 +139,7 @@ TEST_F(Coordinators, DeleteWhatADeadGenerationHasWritten) {
   say_goodbye();
 }
 
-TEST_F(Coordinators, LetNodesInAndOutOfAnElasticJob) {
+TEST_F(Coordinators, AddAndRemoveNodesOfAnElasticJob) {
   start(1, 3, /*max_restarts=*/0);
   add("a", 1, 3);
   EXPECT_EQ(agents_[0]->start().place.nnodes, 1);
@@ -166,7 +166,7 @@ TEST_F(Coordinators, LetNodesInAndOutOfAnElasticJob) {
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
 }
 
-TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
+TEST_F(Coordinators, PersistTheRestartCount) {
   const auto persisted_state = memory_store();
   start(1, 1, /*max_restarts=*/2, {persisted_state.get(), nullptr});
   add("a", 1, 1);
@@ -192,7 +192,7 @@ TEST_F(Coordinators, KeepTheCountOfRestartsWhereItOutlivesThem) {
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
 }
 
-TEST_F(Coordinators, DecideNothingOnceTheirClaimIsNotCertain) {
+TEST_F(Coordinators, MakeNoDecisionsWithoutTheirLock) {
   struct : TtlLock {
     bool held() const override { return holds; }
     std::atomic<bool> holds = true;
@@ -213,7 +213,7 @@ TEST_F(Coordinators, DecideNothingOnceTheirClaimIsNotCertain) {
   ASSERT_TRUE(store_->set(JobKeys("run").event(2), encode(JobEvent{Kind::kOutcome}), soon()));  // ends the agent's wait
 }
 
-TEST_F(Coordinators, WriteTheNodesDownForPeople) {
+TEST_F(Coordinators, PublishTheNodesForStatus) {
   start(1, 1, 0);
   add("a", 1, 1);
   agents_[0]->start();
@@ -225,7 +225,7 @@ TEST_F(Coordinators, WriteTheNodesDownForPeople) {
   say_goodbye();
 }
 
-TEST_F(Coordinators, PassOverWhatIsNotOurs) {
+TEST_F(Coordinators, IgnoreForeignEvents) {
   start(1, 1, 0);
   ASSERT_TRUE(store_->queue_push(JobKeys("run").inbox(), as_bytes("\xff junk"), soon()));
   add("a", 1, 1);
@@ -235,7 +235,7 @@ TEST_F(Coordinators, PassOverWhatIsNotOurs) {
   say_goodbye();
 }
 
-TEST(RendezvousClient, GivesSignsOfLifeHoweverMuchItPublishes) {
+TEST(RendezvousClient, SendsHeartbeatsWhilePublishing) {
   const auto store = memory_store();
   const auto member = RendezvousClient::start(store->clone().value(), {"run", "n", std::chrono::seconds(1)},
                                               {[](auto&&...) {}, [](auto&&) {}});

@@ -23,14 +23,14 @@ TEST(VisibleDevices, AreThoseOfTheListInItsOrder) {
   EXPECT_THAT(seen("1,GPU-8932f937,MIG-1"), ElementsAre(11, -1, -1));
 }
 
-TEST(VisibleDevices, EndWithAWordThatNamesNone) {
+TEST(VisibleDevices, EndAtAnInvalidEntry) {
   EXPECT_THAT(seen("2,-1,0"), ElementsAre(12));
   EXPECT_THAT(seen("1,4,0"), ElementsAre(11));
   for (const char* none : {"", "-1", "NoDevFiles", "none"}) EXPECT_THAT(seen(none), IsEmpty()) << none;
   EXPECT_THAT(visible_devices({}, {{"CUDA_VISIBLE_DEVICES", "GPU-8932f937"}}), IsEmpty());
 }
 
-TEST(VisibleDevices, OfAmdAreWhatEachLayerLeavesTheNext) {
+TEST(VisibleDevices, OfAmdAreFilteredByEachVariable) {
   EXPECT_THAT(visible_devices({10, 11, 12}, {{"ROCR_VISIBLE_DEVICES", "2,0"}, {"HIP_VISIBLE_DEVICES", "1"}}),
               ElementsAre(10));
 }

@@ -39,7 +39,7 @@ TEST(WorkerEnvironment, HasTorchrunsVariables) {
   EXPECT_EQ(env.at("TORCHELASTIC_USE_AGENT_STORE"), "True");
 }
 
-TEST(WorkerEnvironment, SaysWhereTheStoreIsAndHowToProveOneself) {
+TEST(WorkerEnvironment, HasTheStoreUrlAndSecret) {
   const Environment env = worker_environment(job(), 0, {});
   EXPECT_EQ(env.at("MUSTER_STORE"), "unix:@name");
   EXPECT_EQ(env.at("MUSTER_SECRET"), "abcd");
@@ -51,14 +51,14 @@ TEST(WorkerEnvironment, SaysWhereTheStoreIsAndHowToProveOneself) {
   EXPECT_EQ(worker_environment(bound, 0, {}).at("MUSTER_INTERFACE"), "eth0");
 }
 
-TEST(WorkerEnvironment, ReplacesAnOuterJobsVariablesAndKeepsTheRest) {
+TEST(WorkerEnvironment, ReplacesVariablesOfAnOuterJob) {
   const Environment env = worker_environment(job(), 0, {{"RANK", "77"}, {"MASTER_ADDR", "elsewhere"}, {"HOME", "/h"}});
   EXPECT_EQ(env.at("RANK"), "2");
   EXPECT_EQ(env.at("MASTER_ADDR"), "127.0.0.1");
   EXPECT_EQ(env.at("HOME"), "/h");
 }
 
-TEST(WorkerEnvironment, DividesTheCpusUnlessTheUserDid) {
+TEST(WorkerEnvironment, DividesTheCpusByDefault) {
   EXPECT_EQ(worker_environment(job(), 0, {}).at("OMP_NUM_THREADS"), "2");
   EXPECT_EQ(worker_environment(job(), 0, {{"OMP_NUM_THREADS", "7"}}).at("OMP_NUM_THREADS"), "7");
   JobEnvironment crowded = job();
@@ -66,12 +66,12 @@ TEST(WorkerEnvironment, DividesTheCpusUnlessTheUserDid) {
   EXPECT_EQ(worker_environment(crowded, 0, {}).at("OMP_NUM_THREADS"), "1");
 }
 
-TEST(WorkerEnvironment, PythonDoesNotBufferUnlessTheUserSaysSo) {
+TEST(WorkerEnvironment, PythonIsUnbufferedByDefault) {
   EXPECT_EQ(worker_environment(job(), 0, {}).at("PYTHONUNBUFFERED"), "1");
   EXPECT_EQ(worker_environment(job(), 0, {{"PYTHONUNBUFFERED", ""}}).at("PYTHONUNBUFFERED"), "");
 }
 
-TEST(WorkerEnvironment, AVirtualLocalRankIsAlwaysZeroAndSeesOneDevice) {
+TEST(WorkerEnvironment, VirtualLocalRankIsZeroWithOneDevice) {
   JobEnvironment virtually = job();
   virtually.virtual_local_rank = true;
   const Environment env = worker_environment(virtually, 2, {});

@@ -20,7 +20,7 @@ using ::testing::StartsWith;
 constexpr const char* kTraceback =
     "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nValueError: boom\n";
 
-TEST(WorkerExit, SaysHowAWorkerEnded) {
+TEST(WorkerExit, DescribesTheExitOfAWorker) {
   const WorkerExit failed = worker_exit(3, "h", 812, 5 << 8);
   EXPECT_EQ(failed.to_string(), "exited with status 5");
   EXPECT_EQ(failed.status(), 5);
@@ -59,7 +59,7 @@ TEST(LastTraceback, ALongOneIsCutInTheMiddle) {
   EXPECT_THAT(shown, EndsWith("RecursionError: too deep"));
 }
 
-TEST(ErrorFile, GivesTheTracebackThatRecordLeft) {
+TEST(ErrorFile, HasTheTracebackOfRecord) {
   EXPECT_EQ(error_file_traceback(R"({"message": {"message": "ValueError: boom",
       "extraInfo": {"py_callstack": "Traceback (most recent call last):\nValueError: boom\n", "timestamp": "1"}}})"),
             "Traceback (most recent call last):\nValueError: boom");
@@ -67,7 +67,7 @@ TEST(ErrorFile, GivesTheTracebackThatRecordLeft) {
   EXPECT_EQ(error_file_traceback(R"({"message": {"message": "words"}})"), "words");
 }
 
-TEST(ErrorFile, MayHoldAnything) {
+TEST(ErrorFile, MayHoldArbitraryBytes) {
   for (const char* text : {"", "{", "[1]", "\xff\xfe", R"({"message": 3})", R"({"message": {"extraInfo": 1}})",
                            R"({"message": {"message": 3, "extraInfo": {"py_callstack": 3}}})"})
     EXPECT_EQ(error_file_traceback(text), "") << text;
@@ -92,13 +92,13 @@ TEST(FailureReport, NamesTheRankItsTracebackAndTheOthers) {
   EXPECT_EQ(failure_report(exit, "", "", {}), "rank 2 (host b, pid 812) exited with status 1");
 }
 
-TEST(FailureReport, ShowsWhatARankWithoutATracebackWroteLast) {
+TEST(FailureReport, ShowsTheLastOutputWithoutATraceback) {
   EXPECT_THAT(failure_report({2, "b", 812, 1, 0}, "", "one\n  x = (\n      ^\nSyntaxError: '(' was never closed\n", {}),
               EndsWith("exited with status 1; its last output:\n    one\n      x = (\n          ^\n"
                        "    SyntaxError: '(' was never closed"));
 }
 
-TEST(ExitStatus, IsTheShellsForWhatCannotRun) {
+TEST(ExitStatus, IsTheShellsForAFailedExec) {
   EXPECT_EQ(exit_status(Error{ErrorCode::kNotFound, ""}), 127);
   EXPECT_EQ(exit_status(Error{ErrorCode::kInvalidArgument, ""}), 126);
   EXPECT_EQ(exit_status(Error{ErrorCode::kIo, ""}), 1);
@@ -122,7 +122,7 @@ TEST(OutputTail, AreCutToAFewRanksAndToTheEndOfALongLine) {
   EXPECT_THAT(text, testing::Not(testing::HasSubstr("xxx4")));
 }
 
-TEST(ErrorFile, SaysWhatRecordWouldHaveAndLeavesOneThatIsThere) {
+TEST(ErrorFile, IsWrittenAsByRecordUnlessItExists) {
   const std::string path = testing::TempDir() + "muster-error-" + std::to_string(::getpid()) + ".json";
   WorkerExit exit{3, "host", 17};
   exit.signal = 9;

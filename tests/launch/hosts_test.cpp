@@ -16,7 +16,7 @@ std::vector<std::string> command(std::vector<std::string> words, size_t node, co
   return options ? host_command(*options, node, "bin/muster", "my work", environment) : std::vector<std::string>(3);
 }
 
-TEST(HostCommand, SaysTheNodesPlaceAndPassesTheRestOn) {
+TEST(HostCommand, GivesTheNodeRankAndForwardsOtherOptions) {
   const auto words = command({"--hosts=a,b:4", "--ssh", "ssh -p 2222", "--master-port=7", "--rdzv-id=j", "--role=r",
                               "train.py", "--lr", "it's 1"},
                              1);
@@ -55,12 +55,12 @@ TEST(HostCommand, SendsAStoresPasswordOverStandardInput) {
   EXPECT_EQ(host_input(options, Bytes{0xab}), "ab\n");
 }
 
-TEST(HostCommand, ModulesAndProgramsStayWhatTheyAre) {
+TEST(HostCommand, ForwardsModuleAndProgramOptions) {
   EXPECT_THAT(command({"--hosts=a", "-m", "package.train"}, 0).back(), HasSubstr(" --module=true "));
   EXPECT_THAT(command({"--hosts=a", "--no-python", "./train"}, 0).back(), HasSubstr(" --no-python=true "));
 }
 
-TEST(HostCommand, AJobOfSeveralHostsHasANameAndAPortOfItsOwn) {
+TEST(HostCommand, JobsGetUniqueNamesAndPorts) {
   const auto one = command({"--hosts=a,b", "x.py"}, 0).back(), other = command({"--hosts=a,b", "x.py"}, 0).back();
   EXPECT_NE(one, other);
   EXPECT_THAT(one, HasSubstr("--master-addr=a --master-port=2"));

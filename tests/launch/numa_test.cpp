@@ -42,7 +42,7 @@ TEST(NumaBinding, WorkersWithoutADeviceAreSpreadEvenly) {
   EXPECT_THAT(bound(NumaBinding::kNode, 2, two_sockets()), ElementsAre(Cpus{0, 1, 2, 3}, Cpus{8, 9, 10, 11}));
 }
 
-TEST(NumaBinding, AWorkerWhoseDeviceIsFarFromAllCpusLeavesTheOthersTheirs) {
+TEST(NumaBinding, ARemoteDeviceKeepsOtherBindings) {
   NumaTopology topology = two_sockets();
   topology.devices = {-1, 3};
   EXPECT_THAT(bound(NumaBinding::kNode, 2, topology), ElementsAre(Cpus{0, 1, 2, 3}, Cpus{12, 13, 14, 15}));
@@ -54,13 +54,13 @@ TEST(NumaBinding, SocketIsAllNodesOfTheSocket) {
   EXPECT_THAT(bound(NumaBinding::kSocket, 1, topology), ElementsAre(Cpus{8, 9, 10, 11, 12, 13, 14, 15}));
 }
 
-TEST(NumaBinding, ExclusiveSharesTheCoresOut) {
+TEST(NumaBinding, ExclusiveDividesTheCores) {
   EXPECT_THAT(bound(NumaBinding::kExclusive, 8, two_sockets()),
               ElementsAre(Cpus{0, 1}, Cpus{2, 3}, Cpus{4, 5}, Cpus{6, 7}, Cpus{8, 9}, Cpus{10, 11}, Cpus{12, 13},
                           Cpus{14, 15}));
 }
 
-TEST(NumaBinding, ExclusiveGivesWholeCoresAndForgetsNone) {
+TEST(NumaBinding, ExclusiveAssignsAllCoresWhole) {
   NumaTopology one;
   one.nodes.push_back({0, {{0, 4}, {1, 5}, {2, 6}}, {}});
   EXPECT_THAT(bound(NumaBinding::kExclusive, 2, one), ElementsAre(Cpus{0, 4}, Cpus{1, 2, 5, 6}));
@@ -81,7 +81,7 @@ TEST(NumaBinding, CoreComplexesAreTakenInTurn) {
   EXPECT_THAT(bound(NumaBinding::kCoreComplex, 1, topology), ElementsAre(Cpus{4, 5, 6, 7}));
 }
 
-TEST(NumaBinding, NoneBindsNobody) {
+TEST(NumaBinding, NoneBindsNoWorker) {
   EXPECT_THAT(bound(NumaBinding::kNone, 3, two_sockets()), Each(IsEmpty()));
   EXPECT_THAT(bound(NumaBinding::kNode, 3, NumaTopology{}), Each(IsEmpty()));
 }
@@ -146,7 +146,7 @@ TEST_F(NumaTopologyTest, ListsTheNodesOfGpusInPciOrder) {
   EXPECT_THAT(read_numa_topology(sys_, {0, 1}).devices, ElementsAre(1, 0, -1)) << "AMD's is the processor's own";
 }
 
-TEST_F(NumaTopologyTest, IsOneNodeWhereTheKernelShowsNone) {
+TEST_F(NumaTopologyTest, IsOneNodeIfTheKernelShowsNone) {
   const auto topology = read_numa_topology(sys_, {0, 1});
   ASSERT_EQ(topology.nodes.size(), 1U);
   EXPECT_THAT(topology.nodes[0].cores, ElementsAre(Cpus{0}, Cpus{1}));

@@ -61,7 +61,7 @@ TEST(RunOptions, DashesAndUnderscoresAreTheSame) {
   EXPECT_EQ(parsed({"--master_addr=my_host", "--nnodes=2", "a.py"}).master_addr, "my_host");
 }
 
-TEST(RunOptions, WhatFollowsTheScriptBelongsToIt) {
+TEST(RunOptions, ArgumentsAfterTheScriptBelongToIt) {
   const auto options = parsed({"--nproc-per-node=2", "a.py", "--nproc-per-node", "9", "-m", "--help", "--no_such"});
   EXPECT_EQ(options.nproc, 2);
   EXPECT_THAT(options.arguments, ElementsAre("--nproc-per-node", "9", "-m", "--help", "--no_such"));
@@ -75,7 +75,7 @@ TEST(RunOptions, ModuleAndProgram) {
   EXPECT_THAT(refused({"--no-python", "-m", "x"}), HasSubstr("exclude each other"));
 }
 
-TEST(RunOptions, WorkersByWhatTheMachineHas) {
+TEST(RunOptions, WorkersFollowTheMachinesDevices) {
   EXPECT_EQ(parsed({"--nproc-per-node=cpu", "a.py"}).nproc, 8);
   EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}).nproc, 8);
   EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}, {}, Machine{8, 3, 0}).nproc, 3);
@@ -170,7 +170,7 @@ TEST(RunOptions, EveryOptionHasItsVariable) {
   }
 }
 
-TEST(RunOptions, AnOperatorsVariablesSayAll) {
+TEST(RunOptions, AnOperatorsVariablesGiveAllOptions) {
   const Environment environment = {{"PET_NNODES", "3"},
                                    {"PET_NODE_RANK", "2"},
                                    {"PET_MASTER_ADDR", "job-master-0"},
@@ -198,7 +198,7 @@ TEST(RunOptions, TheSecretComesFromTheVariableOrAFile) {
   std::remove(path.c_str());
 }
 
-TEST(RunOptions, ASecretThatCanBeGuessedIsRefused) {
+TEST(RunOptions, AWeakSecretIsRefused) {
   const std::string almost(30, 'a');
   EXPECT_THAT(refused({"a.py"}, {{"MUSTER_SECRET", almost}}), HasSubstr("MUSTER_SECRET: a secret of 15 bytes"));
   std::string path = ::testing::TempDir() + "secret-XXXXXX";
@@ -208,7 +208,7 @@ TEST(RunOptions, ASecretThatCanBeGuessedIsRefused) {
   std::remove(path.c_str());
 }
 
-TEST(RunOptions, ASecretFileIsItsOwnersAlone) {
+TEST(RunOptions, ASecretFileMustBePrivate) {
   const std::string hex(64, 'a');
   std::string path = ::testing::TempDir() + "secret-XXXXXX";
   ::close(::mkstemp(path.data()));
@@ -224,7 +224,7 @@ TEST(RunOptions, ASecretFileIsItsOwnersAlone) {
   std::remove(path.c_str());
 }
 
-TEST(RunOptions, TheSeedsCommandLinesAreUnderstood) {
+TEST(RunOptions, TorchrunCommandLinesAreAccepted) {
   const auto options =
       parsed({"--rdzv_backend=parallel", "--master_addr=10.0.0.1", "--master_port=29501", "--nnodes=2", "--node_rank",
               "1", "--nproc_per_node=8", "--enable_tiered_parallel_tcpstore=true", "ddp_test.py"});
@@ -237,7 +237,7 @@ TEST(RunOptions, TheSeedsCommandLinesAreUnderstood) {
   EXPECT_EQ(options.program, "ddp_test.py");
 }
 
-TEST(RunOptions, ASwitchMayBeGivenAsATruthValue) {
+TEST(RunOptions, ASwitchAcceptsABoolean) {
   const std::string name = "--enable-tiered-parallel-tcpstore";
   EXPECT_FALSE(parsed({"a.py"}).tiered);
   EXPECT_TRUE(parsed({name, "a.py"}).tiered);
@@ -250,7 +250,7 @@ TEST(RunOptions, ASwitchMayBeGivenAsATruthValue) {
   EXPECT_THAT(refused({"a.py"}, {{"PET_STANDALONE", "maybe"}}), HasSubstr("PET_STANDALONE takes"));
 }
 
-TEST(RunOptions, AMisspeltOptionIsGuessed) {
+TEST(RunOptions, AMisspeltOptionGetsASuggestion) {
   EXPECT_THAT(refused({"--nnode=2", "a.py"}), HasSubstr("did you mean --nnodes"));
   EXPECT_THAT(refused({"-np", "2", "a.py"}), HasSubstr("did you mean --nproc-per-node"));
   EXPECT_THAT(refused({"--max_restart=2", "a.py"}), HasSubstr("did you mean --max-restarts"));
@@ -274,7 +274,7 @@ TEST(RunOptions, ShortOptionsTakeTheirValueInAnyWay) {
     EXPECT_THAT(refused({"-r", value, "a.py"}), AllOf(HasSubstr("--redirects takes"), HasSubstr("'" + value + "'")));
 }
 
-TEST(RunOptions, ALogFolderAloneKeepsEverythingBesideTheConsole) {
+TEST(RunOptions, ALogDirectoryTeesAllStreams) {
   EXPECT_EQ(parsed({"--log-dir=logs", "a.py"}).tee.of(3), kBothStreams);
   EXPECT_EQ(parsed({"--log-dir=logs", "-r=1", "a.py"}).tee.of(3), kNoStream);
 }
@@ -363,7 +363,7 @@ TEST(RunOptions, ManyNodesHaveAMiddleTier) {
   EXPECT_EQ(fanout({"--nnodes=8", "--store-fanout=0"}), 0);
 }
 
-TEST(RunOptions, WhatHasNoEffectIsSaid) {
+TEST(RunOptions, OptionsWithoutEffectAreReported) {
   EXPECT_THAT(parsed({"a.py"}).notices, IsEmpty());
   EXPECT_THAT(parsed({"--monitor-interval=5", "a.py"}).notices,
               ElementsAre(HasSubstr("--monitor-interval has no effect")));
@@ -394,14 +394,14 @@ TEST(RunOptions, AnotherServerMayHoldTheRendezvous) {
   EXPECT_THAT(refused({"--nnodes=2", "--rdzv-endpoint=gopher://h", "a.py"}), HasSubstr("--rdzv-endpoint takes"));
 }
 
-TEST(RunOptions, TheUsersWordForTheRootWinsOverTheOperators) {
+TEST(RunOptions, TheUsersRootOverridesTheOperators) {
   const Environment environment = {{"PET_RDZV_ENDPOINT", "operator:1"}, {"PET_MASTER_PORT", "2"}};
   EXPECT_EQ(parsed({"--nnodes=2", "--master-addr=user", "a.py"}, environment).master_addr, "user");
   EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-endpoint=user:3", "a.py"}, environment).master_port, 3);
   EXPECT_EQ(parsed({"--nnodes=2", "a.py"}, environment).master_addr, "operator");
 }
 
-TEST(RunOptions, HowWorkersAreStarted) {
+TEST(RunOptions, StartMethodIsParsed) {
   EXPECT_EQ(parsed({"a.py"}).start_method, std::nullopt);
   EXPECT_EQ(parsed({"--start-method=spawn", "a.py"}).start_method, StartMethod::kSpawn);
   EXPECT_EQ(parsed({"--start-method=forkserver", "a.py"}).start_method, StartMethod::kZygote);
@@ -414,7 +414,7 @@ TEST(RunOptions, HowWorkersAreStarted) {
   EXPECT_EQ(parsed({"--run-path", "--no-python", "/a.py"}).target, RunOptions::Target::kRunPath);
 }
 
-TEST(RunOptions, TimesOfTheEnd) {
+TEST(RunOptions, ShutdownTimeoutsAreParsed) {
   EXPECT_EQ(parsed({"a.py"}).shutdown_timeout, std::chrono::seconds(5));
   EXPECT_EQ(parsed({"a.py"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9"}}).shutdown_timeout, std::chrono::seconds(9));
   EXPECT_EQ(parsed({"--shutdown-timeout=1.5", "a.py"}).shutdown_timeout, std::chrono::milliseconds(1500));
@@ -434,7 +434,7 @@ class Hosts : public ::testing::Test {
   std::string path_ = ::testing::TempDir() + "hosts-XXXXXX";
 };
 
-TEST_F(Hosts, NothingThatIsSaidOfOneIsPassedOver) {
+TEST_F(Hosts, RefuseAnInvalidEntry) {
   EXPECT_THAT(refused({"--hosts=a,b:0", "a.py"}), HasSubstr("not 'b:0'"));
   EXPECT_THAT(refused(file("a slots=4 max_slots=8\n")), HasSubstr("takes slots=N, not 'slots=4 max_slots=8'"));
 }
@@ -459,7 +459,7 @@ TEST_F(Hosts, ComeFromAFileToo) {
   EXPECT_EQ(options.hosts[2].nproc, 2);
 }
 
-TEST_F(Hosts, ThatMakeNoSenseAreRefused) {
+TEST_F(Hosts, RefuseInvalidLists) {
   EXPECT_THAT(refused(file("a slots=0\n")), HasSubstr("takes slots=N, not 'slots=0'"));
   EXPECT_THAT(refused(file("# nobody\n")), HasSubstr("no host is listed"));
   EXPECT_THAT(refused({"--hostfile=/no/such", "a.py"}), HasSubstr("cannot be read"));

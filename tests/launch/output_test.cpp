@@ -21,7 +21,7 @@ struct Pieces {
   LineSplitter splitter{[this](std::string_view text, LineEnd end) { got.emplace_back(text, end); }};
 };
 
-TEST(LineSplitter, HandsOutWholeLinesOnly) {
+TEST(LineSplitter, ReturnsOnlyWholeLines) {
   Pieces p;
   p.splitter.feed("one\ntw");
   EXPECT_THAT(p.got, ElementsAre(Pair("one", LineEnd::kNewline)));
@@ -30,7 +30,7 @@ TEST(LineSplitter, HandsOutWholeLinesOnly) {
               ElementsAre(Pair("one", LineEnd::kNewline), Pair("two", LineEnd::kNewline), Pair("", LineEnd::kNewline)));
 }
 
-TEST(LineSplitter, WhatIsLeftComesAtTheEndOfTheStream) {
+TEST(LineSplitter, ReturnsTheRestAtTheEndOfTheStream) {
   Pieces p;
   p.splitter.feed("last words");
   EXPECT_THAT(p.got, IsEmpty());
@@ -74,7 +74,7 @@ TEST(LineSplitter, PassesAnyBytes) {
   EXPECT_THAT(p.got, ElementsAre(Pair(odd, LineEnd::kNewline)));
 }
 
-TEST(LineSplitter, HowTheBytesArriveMakesNoDifference) {
+TEST(LineSplitter, IsIndependentOfReadSizes) {
   const std::string text = "a\nbb\r\nccc\r10%\r20%\r\n\n\rend\rlast";
   Pieces whole;
   whole.splitter.feed(text);
@@ -110,7 +110,7 @@ TEST(PrefixedStream, EveryLineOfEveryStreamHasItsPrefix) {
   EXPECT_EQ(c.out, "[rank 11] whole\n[rank 0] half line\n[rank 0] rest\n");
 }
 
-TEST(PrefixedStream, AwayFromATerminalEveryStateOfABarIsALine) {
+TEST(PrefixedStream, BarUpdatesAreLinesWithoutATerminal) {
   Captured c(false);
   PrefixedStream a(c.screen, "> ");
   a.feed("\r10%\r20%\n");
@@ -165,7 +165,7 @@ TEST(Tail, KeepsTheLastBytes) {
   EXPECT_EQ(tail.text(), std::string(Tail::kMax, 'x'));
 }
 
-TEST(RankPrefix, HasAColourOfItsOwnWhereAsked) {
+TEST(RankPrefix, HasAColorForEachRankIfEnabled) {
   EXPECT_EQ(rank_prefix(3, false), "[rank 3] ");
   EXPECT_THAT(rank_prefix(3, true), HasSubstr("\x1b["));
   EXPECT_NE(rank_prefix(3, true), rank_prefix(4, true));

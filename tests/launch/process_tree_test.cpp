@@ -105,7 +105,7 @@ TEST(ReapChildren, ListsSignalledChildrenFirst) {
   EXPECT_TRUE(reap_children().none_left);
 }
 
-TEST(ReapChildren, LeavesNoneOfATreeOfOrphans) {
+TEST(ReapChildren, ReapsATreeOfOrphans) {
   adopt_orphans();
   sigset_t child_ended, before;
   sigemptyset(&child_ended);

@@ -74,7 +74,7 @@ class SlowStore : public Store {
   int signs_ = 0;
 };
 
-TEST(RendezvousClient, SendsSignsOfLifeDuringASlowWrite) {
+TEST(RendezvousClient, SendsHeartbeatsDuringASlowWrite) {
   auto slow = std::make_unique<SlowStore>();
   const auto store = slow->clone().value();
   std::mutex mutex;

@@ -85,7 +85,7 @@ TEST_F(Rendezvouses, RanksFollowFromEveryNodesOwnCount) {
   }
 }
 
-TEST_F(Rendezvouses, NodesWithoutARankFillWhatTheOthersLeave) {
+TEST_F(Rendezvouses, NodesWithoutARankTakeFreeRanks) {
   make(4, 4);
   join("x");
   join("b", 1);
@@ -94,7 +94,7 @@ TEST_F(Rendezvouses, NodesWithoutARankFillWhatTheOthersLeave) {
   EXPECT_EQ(order(), "abxy");
 }
 
-TEST_F(Rendezvouses, ANodeRankGivenTwiceIsRefusedOnceItsHolderShowsLife) {
+TEST_F(Rendezvouses, RefusesADuplicateRankOfALiveNode) {
   make(2, 2);
   join("a", 1);
   EXPECT_THAT(join("b", 1), IsEmpty());
@@ -105,7 +105,7 @@ TEST_F(Rendezvouses, ANodeRankGivenTwiceIsRefusedOnceItsHolderShowsLife) {
   EXPECT_THAT(join("c", 0), Are(Kind::kStart));
 }
 
-TEST_F(Rendezvouses, ANodeWhoseAgentWasKilledIsLostAtOnceAndItsRankIsFree) {
+TEST_F(Rendezvouses, FreesTheRankOfAKilledAgentAtOnce) {
   make(2, 2, /*max_restarts=*/1);
   join("a", 0);
   join("b", 1);
@@ -151,7 +151,7 @@ TEST_F(Rendezvouses, NodesThatDisagreeAboutTheRestartsAreRefused) {
               HasSubstr("started with --max-restarts 1, but the job's root with --max-restarts 3"));
 }
 
-TEST_F(Rendezvouses, OneNodeTooManyIsToldSo) {
+TEST_F(Rendezvouses, RefusesASurplusNode) {
   make(1, 1);
   join("a");
   const auto events = join("b");
@@ -159,7 +159,7 @@ TEST_F(Rendezvouses, OneNodeTooManyIsToldSo) {
   EXPECT_THAT(events.front().text, HasSubstr("all 1 nodes of the job have joined already"));
 }
 
-TEST_F(Rendezvouses, WhoWaitsIsToldWhoIsMissing) {
+TEST_F(Rendezvouses, ReportsMissingNodesToWaitingNodes) {
   options_.join_timeout = 100s;
   make(5, 5);
   join("a", 0);
@@ -172,7 +172,7 @@ TEST_F(Rendezvouses, WhoWaitsIsToldWhoIsMissing) {
   EXPECT_THAT(end.back().outcome.report, HasSubstr("of 5 nodes, nodes 1, 2, 4 did not come within 100 s"));
 }
 
-TEST_F(Rendezvouses, WhoComesInsteadOfAnotherIsToldTheSame) {
+TEST_F(Rendezvouses, ReportsMissingNodesToAReplacement) {
   options_.join_timeout = 100s;
   make(5, 5);
   join("a", 0);
@@ -223,7 +223,7 @@ TEST_F(Rendezvouses, TwoFailuresAtOnceAreOneRestart) {
   EXPECT_THAT(send(NodeEvent::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
 }
 
-TEST_F(Rendezvouses, ANodeThatHadFinishedStartsAnewWithTheOthers) {
+TEST_F(Rendezvouses, RestartsAFinishedNodeWithTheOthers) {
   make(2, 2, /*max_restarts=*/1);
   join("a");
   join("b");
@@ -233,7 +233,7 @@ TEST_F(Rendezvouses, ANodeThatHadFinishedStartsAnewWithTheOthers) {
   EXPECT_THAT(send(NodeEvent::Kind::kStopped, "a"), Are(Kind::kStart));
 }
 
-TEST_F(Rendezvouses, WordsOfAnOldGenerationCountNoMore) {
+TEST_F(Rendezvouses, IgnoresEventsOfAnOldGeneration) {
   make(1, 1, /*max_restarts=*/3);
   join("a");
   send(NodeEvent::Kind::kFailed, "a", "one");
@@ -244,7 +244,7 @@ TEST_F(Rendezvouses, WordsOfAnOldGenerationCountNoMore) {
   EXPECT_EQ(rendezvous_->restarts(), 1);
 }
 
-TEST_F(Rendezvouses, AnElasticJobWaitsAMomentForMoreNodesAndThenStarts) {
+TEST_F(Rendezvouses, AnElasticJobWaitsBrieflyForMoreNodes) {
   options_.last_call = 30s;
   make(2, 4);
   join("a");
@@ -272,7 +272,7 @@ TEST_F(Rendezvouses, TheLastCallCountsFromWhenThereAreEnoughNodes) {
   EXPECT_GT(rendezvous_->next_tick().ns, now_.ns);
 }
 
-TEST_F(Rendezvouses, ANodeThatComesLaterIsLetIntoTheNextGeneration) {
+TEST_F(Rendezvouses, ALateNodeJoinsTheNextGeneration) {
   options_.last_call = 0s;
   make(1, 3);
   EXPECT_THAT(join("a"), Are(Kind::kStart));
@@ -286,7 +286,7 @@ TEST_F(Rendezvouses, ANodeThatComesLaterIsLetIntoTheNextGeneration) {
   EXPECT_THAT(join("d"), IsEmpty()) << "there is no room";
 }
 
-TEST_F(Rendezvouses, SurvivorsKeepTheirOrderAndASpareTakesTheEmptyPlace) {
+TEST_F(Rendezvouses, SurvivorsKeepTheirOrderAndASpareJoins) {
   options_.last_call = 0s;
   make(2, 3);
   join("a");
@@ -305,7 +305,7 @@ TEST_F(Rendezvouses, SurvivorsKeepTheirOrderAndASpareTakesTheEmptyPlace) {
   EXPECT_EQ(order(), "asparec");
 }
 
-TEST_F(Rendezvouses, AFailureThatALostNodeBringsAboutIsNoRestart) {
+TEST_F(Rendezvouses, AFailureAfterALostNodeIsNoRestart) {
   options_.last_call = 0s;
   make(1, 2);
   join("a");
@@ -320,7 +320,7 @@ TEST_F(Rendezvouses, AFailureThatALostNodeBringsAboutIsNoRestart) {
   EXPECT_EQ(rendezvous_->restarts(), 0);
 }
 
-TEST_F(Rendezvouses, AnElasticJobsOwnFailureEndsItOnceNoRestartIsLeft) {
+TEST_F(Rendezvouses, AFailureWithoutRestartsEndsAnElasticJob) {
   options_.last_call = 0s;
   make(1, 2);
   join("a");
@@ -368,7 +368,7 @@ TEST_F(Rendezvouses, ANodeMayLeaveAnElasticJob) {
   EXPECT_EQ(last.front().outcome.status, 143);
 }
 
-TEST_F(Rendezvouses, ARootThatStoodStillBlamesNobody) {
+TEST_F(Rendezvouses, AStalledRootEvictsNoNode) {
   make(2, 2);
   join("a");
   join("b");
@@ -376,7 +376,7 @@ TEST_F(Rendezvouses, ARootThatStoodStillBlamesNobody) {
   EXPECT_THAT(wait_alive(5s, {"a", "b"}), IsEmpty());
 }
 
-TEST_F(Rendezvouses, ANodeThatWasGivenUpIsToldToJoinAgain) {
+TEST_F(Rendezvouses, AnEvictedNodeIsToldToJoinAgain) {
   options_.last_call = 0s;
   make(1, 2);
   join("a");
@@ -391,7 +391,7 @@ TEST_F(Rendezvouses, ANodeThatWasGivenUpIsToldToJoinAgain) {
   EXPECT_THAT(join("b", {}, 1, 1, 2), Are(Kind::kStop));
 }
 
-TEST_F(Rendezvouses, ASuccessorOfTheRootGoesOnWithThoseWhoAreLeft) {
+TEST_F(Rendezvouses, ANewRootContinuesWithTheRemainingNodes) {
   options_.last_call = 1000s;
   make(2, 4, 0, /*first_generation=*/6);
   join("d", {}, 1, 3, 4);
@@ -417,7 +417,7 @@ TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
   EXPECT_EQ(places[1].second.place.role_world_size, 3);
 }
 
-TEST_F(Rendezvouses, WhoComesWhenAllIsOverIsToldTheOutcome) {
+TEST_F(Rendezvouses, ReportsTheOutcomeToALateNode) {
   make(2, 2);
   send(NodeEvent::Kind::kEnd, "stranger", "no such script", 127);
   const auto events = join("a");

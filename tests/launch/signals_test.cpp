@@ -54,7 +54,7 @@ TEST_F(SignalPipeTest, LeavesIgnoredSignalsIgnored) {
 }
 
 // Children inherit an ignored SIGCHLD. The kernel then keeps no exit status for waitpid().
-TEST_F(SignalPipeTest, ReportsEndsOfChildrenThoughTheParentIgnoredThem) {
+TEST_F(SignalPipeTest, ReportsChildrenDespiteAnIgnoredSigchld) {
   ::signal(SIGCHLD, SIG_IGN);
   open();
   const pid_t child = ::fork();

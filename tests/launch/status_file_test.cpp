@@ -22,7 +22,7 @@ bool looks_abandoned(const std::string& path) {
   return file && ::flock(file.get(), LOCK_SH | LOCK_NB) == 0 && ::fstat(file.get(), &found) == 0 && found.st_nlink > 0;
 }
 
-TEST(StatusFile, IsLockedFromTheMomentThatItCanBeSeen) {
+TEST(StatusFile, IsLockedBeforeItIsVisible) {
   std::string folder = "/tmp/muster-test-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   const std::string path = folder + "/muster/job-" + std::to_string(::getpid()) + ".json";
@@ -38,7 +38,7 @@ TEST(StatusFile, IsLockedFromTheMomentThatItCanBeSeen) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(StatusFile, TheNextAgentRemovesThoseOfDeadOnes) {
+TEST(StatusFile, NextAgentRemovesFilesOfDeadAgents) {
   std::string folder = "/tmp/muster-test-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   const Environment environment = {{"XDG_RUNTIME_DIR", folder}};

@@ -110,7 +110,7 @@ class SupervisorTest : public ::testing::Test {
 };
 
 // When the other workers are stopped, they write more output. This moves the output that they wrote before.
-TEST_F(SupervisorTest, ReportsWhatOtherWorkersWroteBeforeTheFailure) {
+TEST_F(SupervisorTest, ReportsOutputOfOtherWorkersBeforeTheFailure) {
   start_workers();
   const std::string full(Tail::kMax, '.');
   write(0, "first worker before\n");
@@ -134,7 +134,7 @@ TEST_F(SupervisorTest, ReportsOnlyTheFirstFailure) {
   EXPECT_THAT(report_, HasSubstr("ranks 0, 1 running"));
 }
 
-TEST_F(SupervisorTest, StartsTheNextGenerationWhenTheFirstIsGone) {
+TEST_F(SupervisorTest, StartsTheNextGenerationAfterTheFirstEnds) {
   start_workers();
   launcher_.end(1000, SIGKILL);
   ASSERT_TRUE(supervisor_->gone());

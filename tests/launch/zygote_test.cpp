@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-TEST(Zygote, ForksWhatItsOwnPythonRunsUnbuffered) {
+TEST(Zygote, ForksUnbufferedCommandsOfItsPython) {
   const std::string python = "/venv/bin/python3";
   EXPECT_TRUE(Zygote::can_fork(python, {python, "-u", "train.py", "--lr", "1"}));
   EXPECT_TRUE(Zygote::can_fork(python, {python, "-u", "-m", "package.train"}));
@@ -29,7 +29,7 @@ TEST(Zygote, CarriesTheTextOfEachModule) {
     EXPECT_THAT(text, testing::HasSubstr(std::string("\0", 1) + name + std::string("\0", 1)));
 }
 
-TEST(Warm, IsAskedForByWhatCannotBeChangedAfterAFork) {
+TEST(Warm, DigestHasVariablesThatAForkCannotChange) {
   const WarmKey key{"/venv/bin/python3", {}, {{"PATH", "/bin"}, {"LD_LIBRARY_PATH", "/lib"}}};
   const std::string digest = warm_digest(key);
   const auto with = [&](const char* name, const char* value) {
@@ -50,7 +50,7 @@ TEST(Warm, IsAskedForByWhatCannotBeChangedAfterAFork) {
   EXPECT_NE(warm_digest(other), digest);
 }
 
-TEST(Warm, TrustsNoFolderThatOthersCanEnter) {
+TEST(Warm, RefusesADirectoryOpenToOtherUsers) {
   std::string base = testing::TempDir() + "muster-warm-XXXXXX";
   ASSERT_NE(::mkdtemp(base.data()), nullptr);
   const Environment environment = {{"XDG_RUNTIME_DIR", base}};

@@ -19,7 +19,7 @@
 namespace muster::test {
 namespace {
 
-TEST(Arena, GivesMemoryThatIsApartAndAligned) {
+TEST(Arena, GivesDisjointAlignedMemory) {
   const auto arena = Arena::create();
   Random random(1);
   std::vector<std::pair<uint8_t*, size_t>> blocks;
@@ -45,7 +45,7 @@ TEST(Arena, GivesMemoryThatIsApartAndAligned) {
   arena->free(nullptr);
 }
 
-TEST(Arena, GivesBackWhatNobodyUses) {
+TEST(Arena, ReturnsUnusedMemory) {
   const auto arena = Arena::create(size_t{4} << 30);
   std::vector<void*> blocks;
   for (int i = 0; i < 6; ++i) blocks.push_back(*arena->allocate(size_t{100} << 20));
@@ -54,7 +54,7 @@ TEST(Arena, GivesBackWhatNobodyUses) {
   EXPECT_LE(arena->mapped_bytes(), size_t{256} << 20);
 }
 
-TEST(Arena, SaysWhatRanOut) {
+TEST(Arena, NamesTheExhaustedResource) {
   const auto arena = Arena::create(1 << 20);
   const auto first = arena->allocate(600 << 10);
   ASSERT_TRUE(first);
@@ -180,7 +180,7 @@ TEST(Arena, ServesAChildThatWasForkedWhileOthersAllocate) {
   arena->free(kept);
 }
 
-TEST(PeerMemory, TrustsNoPlace) {
+TEST(PeerMemory, RefusesInvalidLocations) {
   const auto arena = Arena::create();
   void* const data = *arena->allocate(100);
   const auto good = *arena->find(data, 100);
@@ -218,7 +218,7 @@ struct Foreign {
 };
 
 /// Only the least recently used mapping is removed, so the mappings that a call has just found stay valid.
-TEST(PeerMemory, LetsGoOfWhatWasUsedLongestAgo) {
+TEST(PeerMemory, UnmapsTheLeastRecentlyUsed) {
   PeerMemory peers;
   const auto map = [&](const Arena::Location& place) { return peers.map(getpid(), place, Foreign::kBytes); };
   // The files are closed at once, so a segment that was unmapped cannot be mapped again.
@@ -237,7 +237,7 @@ TEST(PeerMemory, LetsGoOfWhatWasUsedLongestAgo) {
   EXPECT_EQ(*again, *first);
 }
 
-TEST(PeerMemory, ForgetsWhichOfItsManySegmentsWereKnownLongestAgo) {
+TEST(PeerMemory, ForgetsTheLeastRecentlyUsedSegments) {
   PeerMemory peers;
   for (uint64_t segment = 1; segment <= PeerMemory::kMaxMappings; ++segment) peers.add_known(segment);
   peers.add_known(1);  // is known already, so no other segment is forgotten

@@ -52,7 +52,7 @@ TEST(HostComm, RefusesMemoryOfAnotherForm) {
 }
 
 /// The test expects an error. A file beyond the limit would otherwise raise a signal.
-TEST(HostComm, SaysWhichLimitIsInTheWayAndSoDoesALink) {
+TEST(HostComm, NamesTheExceededLimitAndSoDoesALink) {
   const pid_t child = fork();
   if (child == 0) {
     const rlimit limit{1 << 20, 1 << 20};
@@ -69,7 +69,7 @@ TEST(HostComm, SaysWhichLimitIsInTheWayAndSoDoesALink) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
-TEST(HostComm, HoldsNoMoreMemoryThanItShould) {
+TEST(HostComm, StaysWithinItsMemoryLimit) {
   for (const int size : {1, 2, 16, 64, 512}) {
     const auto memory = HostCommMemory::map(*HostComm::allocate(size), size);
     ASSERT_TRUE(memory);
@@ -81,7 +81,7 @@ TEST(HostComm, HoldsNoMoreMemoryThanItShould) {
 }
 
 /// Two ranks. One publishes numbered steps as far ahead as the protocol allows. The other checks every step.
-TEST(HostComm, KeepsWhatIsPublishedUntilItWasRead) {
+TEST(HostComm, KeepsPublishedStepsUntilTheyAreRead) {
   const auto memory = HostComm::allocate(2);
   constexpr int kSteps = 20000;
   std::atomic<int> wrong = 0;
@@ -113,7 +113,7 @@ TEST(HostComm, KeepsWhatIsPublishedUntilItWasRead) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(HostComm, EndsAWaitWithWhatTheWatchSays) {
+TEST(HostComm, EndsAWaitWithTheErrorOfItsCheck) {
   const auto memory = HostComm::allocate(2);
   std::atomic<bool> died = false;
   std::atomic<bool> asked = false;
@@ -142,7 +142,7 @@ TEST(HostComm, EndsAWaitWithWhatTheWatchSays) {
 
 /// A rank that waits for all ranks must really wait, even if it has not read another rank's step for half of the range
 /// of step numbers.
-TEST(HostComm, KnowsWhoIsBehindHoweverManyStepsHavePassed) {
+TEST(HostComm, FindsLaggingRanksAfterAnyNumberOfSteps) {
   for (const bool has_leader : {false, true}) {
     constexpr int kSize = 3;
     const auto memory = HostCommMemory::allocate(kSize, size_t{32} << 10, has_leader);
@@ -196,7 +196,7 @@ TEST(HostComm, CountsARankThatWaitsUntilItsWaitIsOver) {
 }
 
 /// Beside a busy thread, each yield costs a time slice. A collective with many steps must not pay this at every step.
-TEST(HostComm, SleepsWhereYieldsTakeLong) {
+TEST(HostComm, SleepsIfYieldsTakeLong) {
   const auto memory = HostComm::allocate(2);
   constexpr int kSteps = 40;
   constexpr Duration kSlice = 5ms;

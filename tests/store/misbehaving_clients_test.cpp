@@ -123,7 +123,7 @@ bool says(const Result<>& result, ErrorCode code, const std::string& words) {
   return as_expected;
 }
 
-TEST(OutOf, DiskAFileStoreReportsItAndKeepsItsData) {
+TEST(ResourceLimits, FileStoreReportsAFullDiskAndKeepsItsData) {
   std::string folder = testing::TempDir() + "/muster-full-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   const std::string path = folder + "/store";
@@ -141,7 +141,7 @@ TEST(OutOf, DiskAFileStoreReportsItAndKeepsItsData) {
   std::filesystem::remove_all(folder);
 }
 
-TEST(OutOf, DescriptorsClientAndServerReportIt) {
+TEST(ResourceLimits, ClientAndServerReportMissingDescriptors) {
   const TestServer server;
   EXPECT_TRUE(in_child([&] {
     const int next = dup(0);

@@ -231,7 +231,7 @@ void expect_no_clients(Store& store, int descriptors) {
                 << descriptors;
 }
 
-TEST(ProcessDeath, LeavesNothingBehindOfAThousandDeadClients) {
+TEST(ProcessDeath, LeavesNoStateOfAThousandDeadClients) {
   const TestServer root;
   const TestServer proxy(root.tcp_url());
   const auto store = open_or_fail(root.unix_url());

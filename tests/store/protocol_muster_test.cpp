@@ -77,7 +77,7 @@ TEST(MusterProtocol, ReadsRequestsHoweverTheyAreCut) {
   }
 }
 
-TEST(MusterProtocol, RefusesWhatTheGrammarDoesNotAllow) {
+TEST(MusterProtocol, RefusesMalformedMessages) {
   const Bytes good = *encode_request({StoreOperation::kSet, 1, {"key"}, {{1, 2, 3}}});
   const Frame frame = parse(good);
   const auto broken = [&](auto change) {

@@ -61,7 +61,7 @@ TEST(StoreServer, ClosesUnauthenticatedPeers) {
   EXPECT_TRUE(works(server));
 }
 
-TEST(StoreServer, ClosesAMemberThatBreaksTheGrammar) {
+TEST(StoreServer, ClosesAClientThatBreaksTheGrammar) {
   const TestServer server;
   for (const Bytes& wrong : {encode_frame(200, {}), encode_frame(1, Bytes(5)), Bytes(8, 0xff)}) {
     const auto connection = connect_to_store(server.tcp_url(), {test_secret(), nullptr}, soon());
@@ -126,7 +126,7 @@ TEST(StoreServer, ClosesAClientThatNeverReads) {
   EXPECT_TRUE(works(server));
 }
 
-TEST(StoreServer, ClosesAMemberThatNeverReads) {
+TEST(StoreServer, ClosesAMusterClientThatNeverReads) {
   StoreServerOptions options;
   options.max_reply_queue = 1 << 20;
   options.stall_timeout = 50ms;

@@ -28,7 +28,7 @@ uint64_t announced_seed() {
   return seed;
 }
 
-TEST(UnauthenticatedPeers, DelayNoMemberOfAStore) {
+TEST(UnauthenticatedPeers, DelayNoClientOfAStore) {
   raise_descriptor_limit();
   StoreProcess root;
   StoreProcess proxy(root.url());

@@ -67,7 +67,7 @@ struct WordsImpl : torch::nn::Module {
   torch::nn::Linear last;
 };
 
-TEST(DistributedDataParallel, AveragesTheSparseGradientsOfAnEmbedding) {
+TEST(DistributedDataParallel, AveragesSparseGradientsOfAnEmbedding) {
   test::run_group(2, "shm", [](Group& group) {
     const auto model = std::make_shared<WordsImpl>(), reference = std::make_shared<WordsImpl>();
     DistributedDataParallel ddp(model, borrowed(group));

@@ -3,7 +3,7 @@
 namespace muster::test {
 namespace {
 
-TEST(ReducerMisuse, SaysWhichParametersGotNoGradient) {
+TEST(ReducerMisuse, NamesParametersWithoutAGradient) {
   run(1, [](const std::shared_ptr<Group>& group) {
     const Model model;
     Reducer reducer(group, model.parameters, small_buckets());

@@ -28,7 +28,7 @@ class HalvingHook : public c10d::CommHookInterface {
   std::vector<size_t>& seen_;
 };
 
-TEST(Reducer, AveragesToWhatOneProcessGetsOfTheJoinedBatch) {
+TEST(Reducer, MatchesOneProcessOnTheJoinedBatch) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kComplexFloat}) {
     const auto expected = expected_gradients(3, 1, dtype);
     run_everywhere(3, [&](const std::shared_ptr<Group>& group) {

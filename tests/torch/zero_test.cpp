@@ -80,7 +80,7 @@ TEST(ZeroRedundancyOptimizer, KeepsAShareOfTheState) {
   });
 }
 
-TEST(ZeroRedundancyOptimizer, AllowsMoreRanksThanParametersAndMixedDtypes) {
+TEST(ZeroRedundancyOptimizer, AllowsIdleRanksAndMixedDtypes) {
   test::run_group(4, "shm", [](Group& group) {
     const auto make = [] {
       return std::vector<at::Tensor>{at::ones({5}).requires_grad_(), at::ones({3}, at::kDouble).requires_grad_(),

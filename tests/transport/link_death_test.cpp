@@ -124,7 +124,7 @@ TEST_P(LinkDeath, IsNoticedInTheMiddleOfAMessage) {
   expect_lost(second);
 }
 
-TEST_P(LinkDeath, LeavesWhatWasSentToBeReceived) {
+TEST_P(LinkDeath, DeliversDataThatWasSent) {
   int sent_all[2];  // signals that the victim's send has completed
   ASSERT_EQ(pipe2(sent_all, O_CLOEXEC), 0);
   meet([write_end = sent_all[1]](Link& link, Loop&) {

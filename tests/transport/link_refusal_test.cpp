@@ -101,7 +101,7 @@ TEST_P(LinkRefusal, FindsTwoProcessesOfOneRank) {
   EXPECT_THAT(ends.acceptor, HasSubstr("two processes with one rank"));
 }
 
-TEST_P(LinkRefusal, LetsNobodyInWithoutTheSecret) {
+TEST_P(LinkRefusal, RefusesAPeerWithoutTheSecret) {
   LinkIdentity other = identity(1);
   other.credentials.secret = to_bytes("a guess");
   const Ends ends = refuse(identity(0), other, 0);
@@ -110,7 +110,7 @@ TEST_P(LinkRefusal, LetsNobodyInWithoutTheSecret) {
   EXPECT_THAT(ends.acceptor, HasSubstr("refused"));
 }
 
-TEST_P(LinkRefusal, WantsARankWithinTheWorld) {
+TEST_P(LinkRefusal, RefusesARankOutOfRange) {
   auto loop = Loop::create();
   LinkIdentity self = identity(8);
   const auto listener = GetParam().listen(**loop, self, [](std::unique_ptr<Link>) {});
@@ -128,7 +128,7 @@ TEST_P(LinkRefusal, WantsARankWithinTheWorld) {
   EXPECT_EQ(outcome.error().code, ErrorCode::kInvalidArgument);
 }
 
-TEST_P(LinkRefusal, SaysWhoDidNotAnswerInTime) {
+TEST_P(LinkRefusal, NamesThePeerThatDidNotAnswerInTime) {
   auto loop = Loop::create();
   Error error;
   bool done = false;

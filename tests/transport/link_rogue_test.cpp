@@ -86,18 +86,18 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
 
 TEST_P(LinkRogue, MayNotSendAnOversizedFrame) { expect_refused(header(0xffffffff, 2)); }
 TEST_P(LinkRogue, MayNotUseReservedBits) { expect_refused(header(1, 2, 1)); }
-TEST_P(LinkRogue, MayNotInventKindsOfFrames) { expect_refused(header(0, 99)); }
+TEST_P(LinkRogue, MayNotSendUnknownKindsOfFrames) { expect_refused(header(0, 99)); }
 TEST_P(LinkRogue, MayNotOpenTwice) { expect_refused(frame(LinkFrame::kOpen)); }
 TEST_P(LinkRogue, MayNotSendAnEmptyDataFrame) { expect_refused(frame(LinkFrame::kData)); }
-TEST_P(LinkRogue, MayNotSendAnOversizedFarewell) { expect_refused(frame(LinkFrame::kClose, Bytes(100'000))); }
-TEST_P(LinkRogue, MayNotSendATruncatedFarewell) { expect_refused(frame(LinkFrame::kClose, Bytes(3))); }
-TEST_P(LinkRogue, MayNotSayMoreThanGoodbye) { expect_refused(frame(LinkFrame::kShutdown, Bytes(3))); }
-TEST_P(LinkRogue, MayNotGiveAReasonThatNobodyKnows) {
+TEST_P(LinkRogue, MayNotSendAnOversizedCloseReason) { expect_refused(frame(LinkFrame::kClose, Bytes(100'000))); }
+TEST_P(LinkRogue, MayNotSendATruncatedCloseReason) { expect_refused(frame(LinkFrame::kClose, Bytes(3))); }
+TEST_P(LinkRogue, MayNotAddDataToAShutdown) { expect_refused(frame(LinkFrame::kShutdown, Bytes(3))); }
+TEST_P(LinkRogue, MayNotSendAnUnknownErrorCode) {
   expect_refused(
       frame(LinkFrame::kClose,
             Writer().put(uint8_t{200}).put(3).put(GroupPhase::kRunning).put_string("x").put_string("").take()));
 }
-TEST_P(LinkRogue, MayNotBlameARankThatTheGroupDoesNotHave) {
+TEST_P(LinkRogue, MayNotNameARankOutOfRange) {
   expect_refused(
       frame(LinkFrame::kClose,
             Writer().put(ErrorCode::kTimeout).put(8).put(GroupPhase::kRunning).put_string("x").put_string("").take()));
@@ -110,7 +110,7 @@ TEST_P(LinkRogue, MayNotSpeakAnotherProtocol) {
   expect_refused(to_bytes("GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\n\r\n"));
 }
 
-TEST_P(LinkRogue, NeverBreaksTheLinkBeyondItsEnd) {
+TEST_P(LinkRogue, OnlyClosesTheLinkWithRandomBytes) {
   for (uint64_t seed = 1; seed <= 50; ++seed) {
     link_.reset();
     const auto wire = GetParam().shm ? LinkHello::Wire::kShm : LinkHello::Wire::kSocket;
@@ -130,7 +130,7 @@ TEST_P(LinkRogue, NeverBreaksTheLinkBeyondItsEnd) {
   }
 }
 
-TEST_P(LinkRogue, IsNoLinkUntilItHasOpened) {
+TEST_P(LinkRogue, MakesNoLinkWithoutAnOpenFrame) {
   for (const Bytes& instead : {frame(LinkFrame::kData, Bytes(10)), header(0xffffffff, 1), to_bytes("rubbish, rubbish"),
                                frame(LinkFrame::kOpen, Bytes(1))}) {
     const auto wire = GetParam().shm ? LinkHello::Wire::kShm : LinkHello::Wire::kSocket;
@@ -142,7 +142,7 @@ TEST_P(LinkRogue, IsNoLinkUntilItHasOpened) {
   }
 }
 
-TEST_P(LinkRogue, IsNoLinkWithAHelloThatIsNone) {
+TEST_P(LinkRogue, MakesNoLinkWithAnInvalidHello) {
   const Bytes good = encode(make_hello(GetParam().identity(1), LinkHello::Wire::kSocket).value());
   for (const Bytes& hello : {Bytes{}, to_bytes("store"), Bytes(good.begin(), good.end() - 1), Bytes(4000, 0xff)}) {
     connect(hello);
@@ -172,7 +172,7 @@ TEST_P(ShmRogue, MayNotClaimToHaveWrittenMoreThanFits) {
   EXPECT_EQ(fate().code, ErrorCode::kProtocol);
 }
 
-TEST_P(ShmRogue, MayNotTakeBackWhatItWrote) {
+TEST_P(ShmRogue, MayNotMoveItsWritePositionBack) {
   open();
   region_->control(0).tail.store(10);
   say(frame(LinkFrame::kDoorbell));
@@ -185,7 +185,7 @@ TEST_P(ShmRogue, MayNotTakeBackWhatItWrote) {
   EXPECT_EQ(fate().code, ErrorCode::kProtocol);
 }
 
-TEST_P(ShmRogue, MayNotClaimToHaveReadWhatWasNotWritten) {
+TEST_P(ShmRogue, MayNotClaimToHaveReadUnwrittenBytes) {
   open();
   region_->control(1).head.store(12345);
   while (loop_->run_once(Deadline::after(20ms))) {

@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(Process, LinkContract, testing::ValuesIn(contract_kinds
 
 /// A poll without data must not count as progress. Otherwise a waiting thread would never yield its core, which the
 /// peer may need.
-TEST(ShmLink, MakesNoProgressWhileItLooksInVain) {
+TEST(ShmLink, MakesNoProgressWhileIdle) {
   for (const ProcessLinkKind& kind : process_link_kinds()) {
     if (!kind.shm) continue;
     const auto pair = LoopPair::make(kind, 1);

@@ -70,7 +70,7 @@ TEST(SimWorld, TakesTimeForBytesAndDistance) {
   EXPECT_EQ(world.bytes_sent(1), 0u);
 }
 
-TEST(SimWorld, DeliversDroppedParcelsLateAndInOrder) {
+TEST(SimWorld, DeliversDroppedPacketsLateAndInOrder) {
   const auto run = [](uint64_t seed) {
     Faults faults;
     faults.short_read = 0.5;
@@ -123,7 +123,7 @@ TEST(SimWorld, KeepsAVirtualDeadline) {
   EXPECT_EQ(world.clock().now().ns, 5'000'000'000);
 }
 
-TEST(SimWorld, SilencesACrashedRankAndTellsItsPeersLater) {
+TEST(SimWorld, SilencesACrashedRankAndNotifiesPeersLater) {
   World world(1);
   auto [a, b] = world.connect(0, 1);
   std::string into_a(4, '\0'), into_b(4, '\0');
@@ -145,7 +145,7 @@ TEST(SimWorld, SilencesACrashedRankAndTellsItsPeersLater) {
   EXPECT_EQ(dead.calls, 0);
 }
 
-TEST(SimWorld, DeliversWhatACrashedRankHadSent) {
+TEST(SimWorld, DeliversDataSentBeforeACrash) {
   World world(1);
   auto [a, b] = world.connect(0, 1);
   Outcome sent, received, behind;
