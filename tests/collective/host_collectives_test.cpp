@@ -124,9 +124,9 @@ TEST_P(HostCommWithArenas, WorksOnTensorsWhereTheyLie) {
         trial.seed = trial.sequence = ++sequence;
         trial.segments = sequence % 5 == 0 ? 3 : 1;
         const Rank ordinary = sequence % 3 == 0 ? static_cast<Rank>(sequence % ranks.size()) : kNoRank;
-        Lent lent(ranks);
+        ArenaBlocks blocks(ranks);
         const std::string fault = fault_of(ranks, trial, [&](Rank rank, size_t bytes) -> uint8_t* {
-          return rank == ordinary ? nullptr : lent(rank, bytes);
+          return rank == ordinary ? nullptr : blocks(rank, bytes);
         });
         ASSERT_EQ(fault, "") << to_string(trial);
         ASSERT_TRUE(ranks.comm(0).all_direct());
@@ -143,9 +143,9 @@ TEST(HostCollectives, DoNotTouchTensorsOfTimedOutRanks) {
     HostCommRanks ranks(2);
     ranks.use_arenas();
     constexpr size_t kCount = 100'000;
-    Lent lent(ranks);
+    ArenaBlocks blocks(ranks);
     std::vector<BufferView> tensors;
-    for (const Rank rank : {0, 1}) tensors.emplace_back(lent(rank, kCount * 4), kCount, Dtype::kInt32);
+    for (const Rank rank : {0, 1}) tensors.emplace_back(blocks(rank, kCount * 4), kCount, Dtype::kInt32);
     const auto run = [&](Rank rank, uint64_t sequence, Duration timeout) {
       Operation operation;
       operation.call = {collective, Dtype::kInt32, ReduceOp::kSum, 1, kCount, 0, sequence};

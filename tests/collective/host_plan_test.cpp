@@ -75,7 +75,7 @@ TEST_P(HostPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
 TEST_P(HostPlanOf, KnowsWhichMovesAreZeroCopy) {
   HostCommRanks ranks(GetParam());
   ranks.use_arenas();
-  Lent held(ranks);  // keeps the arenas in use from the first call on
+  ArenaBlocks held(ranks);  // keeps the arenas in use from the first call on
   for (Rank rank = 0; rank < ranks.size(); ++rank) held(rank, 1);
   HostCommCase trial;
   for (const size_t count : {size_t{100}, size_t{2047}, size_t{2048}, size_t{33000}}) {
@@ -86,8 +86,8 @@ TEST_P(HostPlanOf, KnowsWhichMovesAreZeroCopy) {
       question.direct = goes_direct(question);
       uint32_t steps = 0;
       for (int call = 0; call < 3; ++call) {  // a segment that is new to the other ranks costs an additional step
-        Lent lent(ranks);
-        steps = steps_of(ranks, trial, [&](Rank rank, size_t bytes) { return lent(rank, bytes); });
+        ArenaBlocks blocks(ranks);
+        steps = steps_of(ranks, trial, [&](Rank rank, size_t bytes) { return blocks(rank, bytes); });
       }
       EXPECT_EQ(steps, plan_on_host(question).waits) << to_string(trial) << (question.direct ? ", direct" : "");
     }

@@ -357,7 +357,7 @@ void HostCommRanks::use_arenas() {
   for (const auto& comm : comms_) comm->use(arenas_.emplace_back(Arena::create()));
 }
 
-uint8_t* Lent::operator()(Rank rank, size_t bytes) {
+uint8_t* ArenaBlocks::operator()(Rank rank, size_t bytes) {
   const auto data = ranks_.arena(rank).allocate(bytes);
   MUSTER_CHECK(data.has_value(), "an arena has memory for a trial");
   blocks_.emplace_back(rank, *data);

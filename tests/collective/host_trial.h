@@ -29,10 +29,10 @@ class HostCommRanks {
 };
 
 /// Allocates from the ranks' arenas and frees all of it in its destructor.
-class Lent {
+class ArenaBlocks {
  public:
-  explicit Lent(HostCommRanks& ranks) : ranks_(ranks) {}
-  ~Lent() {
+  explicit ArenaBlocks(HostCommRanks& ranks) : ranks_(ranks) {}
+  ~ArenaBlocks() {
     for (const auto& [rank, data] : blocks_) ranks_.arena(rank).free(data);
   }
   uint8_t* operator()(Rank rank, size_t bytes);

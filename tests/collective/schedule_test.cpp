@@ -5,17 +5,17 @@
 #include <algorithm>
 #include <bit>
 
-#include "collective/rendezvous.h"
+#include "collective/adversarial_runner.h"
 
 namespace muster::test {
 namespace {
 
 std::string run(const Algorithm& algorithm, const Setting& setting) {
   Trial trial(algorithm, setting);
-  Rendezvous rendezvous(trial, setting.seed);
-  rendezvous.start_all();
-  rendezvous.run();
-  return rendezvous.fault();
+  AdversarialRunner runner(trial, setting.seed);
+  runner.start_all();
+  runner.run();
+  return runner.fault();
 }
 
 class EverySchedule : public testing::TestWithParam<Algorithm> {};
@@ -99,17 +99,17 @@ TEST_P(EverySchedule, WaitsForTheRankThatComesLast) {
   for (const int size : {2, 3, 6, 16}) {
     for (Rank late = 0; late < size; ++late) {
       Trial trial(GetParam(), {.size = size, .count = 50, .chunk_bytes = 64});
-      Rendezvous rendezvous(trial, 5);
+      AdversarialRunner runner(trial, 5);
       for (Rank rank = 0; rank < size; ++rank) {
-        if (rank != late) rendezvous.start(rank);
+        if (rank != late) runner.start(rank);
       }
-      rendezvous.run();
+      runner.run();
       for (Rank rank = 0; rank < size && everybody_waits_for_everybody(GetParam().collective); ++rank) {
-        ASSERT_FALSE(rendezvous.finished(rank)) << trial.name() << ": " << rank << " did not wait for " << late;
+        ASSERT_FALSE(runner.finished(rank)) << trial.name() << ": " << rank << " did not wait for " << late;
       }
-      rendezvous.start(late);
-      rendezvous.run();
-      ASSERT_EQ(rendezvous.fault(), "");
+      runner.start(late);
+      runner.run();
+      ASSERT_EQ(runner.fault(), "");
     }
   }
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "collective/fleet.h"
+#include "collective/simulated_ranks.h"
 #include "muster/base/random.h"
 
 namespace muster::test {
@@ -15,11 +15,11 @@ sim::Faults rough() { return {.short_read = 0.3, .drop = 0.01}; }
 std::string simulate(const Algorithm& algorithm, const Setting& setting, sim::Faults faults = rough()) {
   Trial trial(algorithm, setting);
   sim::World world(setting.seed, faults);
-  Fleet fleet(trial, world);
-  fleet.start_all(200us, setting.seed);
-  if (const Result<> ended = fleet.run(); !ended) return trial.name() + ": " + ended.error().to_string();
+  SimulatedRanks ranks(trial, world);
+  ranks.start_all(200us, setting.seed);
+  if (const Result<> ended = ranks.run(); !ended) return trial.name() + ": " + ended.error().to_string();
   for (Rank rank = 0; rank < trial.size(); ++rank) {
-    if (!fleet.result(rank)) return trial.name() + ": " + fleet.result(rank).error().to_string();
+    if (!ranks.result(rank)) return trial.name() + ": " + ranks.result(rank).error().to_string();
   }
   return trial.fault();
 }
@@ -79,17 +79,17 @@ uint64_t from_environment(const char* name, uint64_t otherwise) {
 uint64_t events_of(const Algorithm& algorithm, const Setting& setting) {
   Trial trial(algorithm, setting);
   sim::World world(setting.seed, rough());
-  Fleet fleet(trial, world);
-  fleet.start_all(200us, setting.seed);
-  EXPECT_TRUE(fleet.run().has_value());
+  SimulatedRanks ranks(trial, world);
+  ranks.start_all(200us, setting.seed);
+  EXPECT_TRUE(ranks.run().has_value());
   return world.events();
 }
 
 /// A run that is interrupted before its event number `when`.
 struct Interrupted {
   Interrupted(const Algorithm& algorithm, const Setting& setting, uint64_t when)
-      : trial(algorithm, setting), world(setting.seed, rough()), fleet(trial, world) {
-    fleet.start_all(200us, setting.seed);
+      : trial(algorithm, setting), world(setting.seed, rough()), ranks(trial, world) {
+    ranks.start_all(200us, setting.seed);
     while (world.events() < when && world.step()) {
     }
   }
@@ -97,15 +97,15 @@ struct Interrupted {
   /// Runs until all ranks that have not crashed have ended. A rank that succeeds must have the right result. A rank
   /// that fails must blame one of `culprits`, and is counted in `victims`.
   void expect_end(const std::vector<Rank>& culprits, int& victims) {
-    ASSERT_TRUE(fleet.run().has_value()) << trial.name() << ": a survivor of " << culprits[0] << " hangs";
+    ASSERT_TRUE(ranks.run().has_value()) << trial.name() << ": a survivor of " << culprits[0] << " hangs";
     for (Rank rank = 0; rank < trial.size(); ++rank) {
-      if (fleet.crashed(rank)) continue;
-      if (fleet.result(rank)) {
+      if (ranks.crashed(rank)) continue;
+      if (ranks.result(rank)) {
         ASSERT_EQ(trial.fault_of(rank), "");
         continue;
       }
       ++victims;
-      const Error& error = fleet.result(rank).error();
+      const Error& error = ranks.result(rank).error();
       ASSERT_EQ(error.code, ErrorCode::kPeerLost) << trial.name() << ": " << error.to_string();
       ASSERT_TRUE(std::ranges::count(culprits, error.rank))
           << trial.name() << ": rank " << rank << " blames another: " << error.to_string();
@@ -114,13 +114,13 @@ struct Interrupted {
 
   Trial trial;
   sim::World world;
-  Fleet fleet;
+  SimulatedRanks ranks;
 };
 
 void expect_end_after_crash(const Algorithm& algorithm, const Setting& setting, uint64_t when, Rank dead,
                             int& victims) {
   Interrupted run(algorithm, setting, when);
-  run.fleet.crash(dead);
+  run.ranks.crash(dead);
   run.expect_end({dead}, victims);
 }
 
@@ -281,16 +281,16 @@ TEST(DisseminationBarrier, HoldsAllRanksUntilTheLastArrives) {
     for (uint64_t seed = 1; seed <= 10; ++seed) {
       Trial trial(algorithm(Collective::kBarrier, "dissemination"), {.size = size, .seed = seed});
       sim::World world(seed, rough());
-      Fleet fleet(trial, world);
+      SimulatedRanks ranks(trial, world);
       const Rank last = static_cast<Rank>(seed % size);
       for (Rank rank = 0; rank < size; ++rank) {
-        if (rank != last) fleet.start(rank);
+        if (rank != last) ranks.start(rank);
       }
       while (world.step()) {
       }
-      for (Rank rank = 0; rank < size; ++rank) ASSERT_FALSE(fleet.finished(rank));
-      fleet.start(last);
-      ASSERT_TRUE(fleet.run().has_value());
+      for (Rank rank = 0; rank < size; ++rank) ASSERT_FALSE(ranks.finished(rank));
+      ranks.start(last);
+      ASSERT_TRUE(ranks.run().has_value());
     }
   }
 }

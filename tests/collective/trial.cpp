@@ -85,11 +85,11 @@ Trial::Trial(const Algorithm& algorithm, const Setting& setting) : algorithm_(al
   setting_.uneven = setting.uneven && algorithm.uneven && may_be_uneven(algorithm.collective);
   choose_counts();
   Random random(setting_.seed);
-  parties_.resize(setting_.size);
+  ranks_.resize(setting_.size);
   for (Rank rank = 0; rank < setting_.size; ++rank) {
     schedules_.push_back(algorithm.schedule(spec(rank)));
     scratch_.emplace_back(schedules_[rank].scratch_bytes, 0xdd);
-    Bytes& original = parties_[rank].original;
+    Bytes& original = ranks_[rank].original;
     original.resize(input_count(rank) * size_of(setting_.dtype));
     randomize(original, setting_.dtype, random);
     lay_out(rank);
@@ -177,20 +177,20 @@ size_t Trial::blocks_before(Rank rank) const {
 
 /// Lays out a rank's memory. In place, the shorter of input and output is a part of the longer one.
 void Trial::lay_out(Rank rank) {
-  Party& party = parties_[rank];
-  const size_t in = party.original.size(), out = output_count(rank) * size_of(setting_.dtype);
-  party.memory.assign(std::max(in, out), 0xee);
-  const MutableByteView whole(party.memory);
+  RankMemory& rank_memory = ranks_[rank];
+  const size_t in = rank_memory.original.size(), out = output_count(rank) * size_of(setting_.dtype);
+  rank_memory.memory.assign(std::max(in, out), 0xee);
+  const MutableByteView whole(rank_memory.memory);
   const bool shared = setting_.in_place && algorithm_.collective != Collective::kAllToAll && in > 0 && out > 0;
   if (shared) {
-    party.input = in >= out ? whole : whole.subspan(blocks_before(rank), in);
-    party.output = out >= in ? whole : whole.subspan(blocks_before(rank), out);
+    rank_memory.input = in >= out ? whole : whole.subspan(blocks_before(rank), in);
+    rank_memory.output = out >= in ? whole : whole.subspan(blocks_before(rank), out);
   } else {
-    party.outside.assign(std::min(in, out), 0xee);
-    party.input = in >= out ? whole : MutableByteView(party.outside);
-    party.output = in >= out ? MutableByteView(party.outside) : whole;
+    rank_memory.outside.assign(std::min(in, out), 0xee);
+    rank_memory.input = in >= out ? whole : MutableByteView(rank_memory.outside);
+    rank_memory.output = in >= out ? MutableByteView(rank_memory.outside) : whole;
   }
-  std::ranges::copy(party.original, party.input.begin());
+  std::ranges::copy(rank_memory.original, rank_memory.input.begin());
 }
 
 BufferView Trial::view(MutableByteView memory, uint64_t seed) const {
@@ -207,19 +207,18 @@ BufferView Trial::view(MutableByteView memory, uint64_t seed) const {
 
 Buffers Trial::buffers(Rank rank) const {
   const auto seed = setting_.seed + static_cast<uint64_t>(rank);
-  return {
-      .input = view(parties_[rank].input, seed), .output = view(parties_[rank].output, seed + 1), .op = ReduceOp::kSum};
+  return {.input = view(ranks_[rank].input, seed), .output = view(ranks_[rank].output, seed + 1), .op = ReduceOp::kSum};
 }
 
 MutableByteView Trial::memory(Rank rank, BufferKind buffer) {
   if (buffer == BufferKind::kScratch) return scratch_[rank];
-  return buffer == BufferKind::kInput ? parties_[rank].input : parties_[rank].output;
+  return buffer == BufferKind::kInput ? ranks_[rank].input : ranks_[rank].output;
 }
 
 std::string Trial::fault() const {
   for (Rank rank = 0; rank < setting_.size; ++rank) {
     const bool alike = algorithm_.collective == Collective::kAllReduce && rank > 0;
-    if (alike && !std::ranges::equal(parties_[rank].output, parties_[0].output)) {
+    if (alike && !std::ranges::equal(ranks_[rank].output, ranks_[0].output)) {
       return fmt::format("{}: rank {} differs from rank 0", name(), rank);
     }
     if (alike && !input_is_whole(rank)) return fmt::format("{}: the input of rank {} was written", name(), rank);
@@ -231,18 +230,18 @@ std::string Trial::fault() const {
 std::string Trial::fault_of(Rank rank) const {
   if (!input_is_whole(rank)) return fmt::format("{}: the input of rank {} was written", name(), rank);
   if (reduces(algorithm_.collective)) return reduced_fault(rank);
-  if (std::ranges::equal(parties_[rank].output, moved(rank))) return {};
+  if (std::ranges::equal(ranks_[rank].output, moved(rank))) return {};
   return fmt::format("{}: rank {} has wrong bytes", name(), rank);
 }
 
 /// True if the input has not changed, except for bytes that are also output.
 bool Trial::input_is_whole(Rank rank) const {
-  const Party& party = parties_[rank];
+  const RankMemory& rank_memory = ranks_[rank];
   const auto is_output = [&](const uint8_t& byte) {
-    return &byte >= party.output.data() && &byte < party.output.data() + party.output.size();
+    return &byte >= rank_memory.output.data() && &byte < rank_memory.output.data() + rank_memory.output.size();
   };
-  for (size_t i = 0; i < party.input.size(); ++i) {
-    if (party.input[i] != party.original[i] && !is_output(party.input[i])) return false;
+  for (size_t i = 0; i < rank_memory.input.size(); ++i) {
+    if (rank_memory.input[i] != rank_memory.original[i] && !is_output(rank_memory.input[i])) return false;
   }
   return true;
 }
@@ -256,17 +255,17 @@ double Trial::tolerance(double sum) const {
 }
 
 std::string Trial::reduced_fault(Rank rank) const {
-  const ByteView output = parties_[rank].output;
+  const ByteView output = ranks_[rank].output;
   const Dtype dtype = setting_.dtype;
   const size_t begin = algorithm_.collective == Collective::kReduceScatter ? blocks_before(rank) / size_of(dtype) : 0;
   for (size_t i = 0; i < output_count(rank); ++i) {
     double real_sum = 0;
     uint64_t whole_sum = 0;
-    for (const Party& party : parties_) {
+    for (const RankMemory& rank_memory : ranks_) {
       if (is_real(dtype)) {
-        real_sum += real(party.original, begin + i, dtype);
+        real_sum += real(rank_memory.original, begin + i, dtype);
       } else {
-        whole_sum += whole(party.original, begin + i, dtype);
+        whole_sum += whole(rank_memory.original, begin + i, dtype);
       }
     }
     if (dtype == Dtype::kUint8) whole_sum %= 256;
@@ -286,19 +285,19 @@ Bytes Trial::moved(Rank rank) const {
   const size_t element_bytes = size_of(setting_.dtype);
   switch (algorithm_.collective) {
     case Collective::kBroadcast:
-      return parties_[setting_.root].original;
+      return ranks_[setting_.root].original;
     case Collective::kScatter:
-      append(parties_[setting_.root].original, blocks_before(rank), counts_[0][rank] * element_bytes);
+      append(ranks_[setting_.root].original, blocks_before(rank), counts_[0][rank] * element_bytes);
       return wanted;
     case Collective::kGather:
     case Collective::kAllGather:
-      for (const Party& party : parties_) append(party.original, 0, party.original.size());
+      for (const RankMemory& rank_memory : ranks_) append(rank_memory.original, 0, rank_memory.original.size());
       if (output_count(rank) == 0) wanted.clear();
       return wanted;
     case Collective::kAllToAll:
       for (Rank from = 0; from < setting_.size; ++from) {
         const auto& row = counts_[from];
-        append(parties_[from].original, std::accumulate(row.begin(), row.begin() + rank, size_t{0}) * element_bytes,
+        append(ranks_[from].original, std::accumulate(row.begin(), row.begin() + rank, size_t{0}) * element_bytes,
                row[rank] * element_bytes);
       }
       return wanted;

@@ -58,7 +58,7 @@ class Trial {
   std::string name() const;
 
  private:
-  struct Party {
+  struct RankMemory {
     Bytes original;         ///< copy of the input
     Bytes memory, outside;  ///< the longer one of input and output, and the shorter one if the call is not in place
     MutableByteView input, output;
@@ -81,7 +81,7 @@ class Trial {
   /// By rank: elements of its block. For all_to_all by sender, then by receiver.
   std::vector<std::vector<size_t>> counts_;
   std::vector<Schedule> schedules_;
-  std::vector<Party> parties_;
+  std::vector<RankMemory> ranks_;
   std::vector<Bytes> scratch_;
 };
 

@@ -102,7 +102,7 @@ TEST_P(LinkContract, KnowsItsPeerRank) {
 
 TEST_P(LinkContract, CarriesBytesWhicheverEndStartsFirst) {
   std::string hello(5, '\0'), answer(6, '\0');
-  Outcome sent, received, answered, heard;
+  Outcome sent, received, answered, answer_received;
   receive_text(right(), hello, received.record());
   EXPECT_FALSE(received.done());
   send_text(left(), "hello", sent.record());
@@ -110,10 +110,10 @@ TEST_P(LinkContract, CarriesBytesWhicheverEndStartsFirst) {
   EXPECT_EQ(hello, "hello");
   send_text(right(), "answer", answered.record());
   ASSERT_TRUE(pair_->settle());
-  receive_text(left(), answer, heard.record());
-  run_until([&] { return answered.done() && heard.done(); });
+  receive_text(left(), answer, answer_received.record());
+  run_until([&] { return answered.done() && answer_received.done(); });
   EXPECT_EQ(answer, "answer");
-  EXPECT_TRUE(sent.ok() && received.ok() && answered.ok() && heard.ok());
+  EXPECT_TRUE(sent.ok() && received.ok() && answered.ok() && answer_received.ok());
 }
 
 TEST_P(LinkContract, KeepsBytesInOrderHoweverTheyAreCut) {

@@ -34,10 +34,10 @@ Bytes with_checksums(ByteView records) {
   return file.take();
 }
 
-struct Heard {
+struct Parsed {
   Bytes requests;  // the parsed requests, encoded again
   bool good = false;
-  friend bool operator==(const Heard&, const Heard&) = default;
+  friend bool operator==(const Parsed&, const Parsed&) = default;
 };
 
 void read_file(ByteView content) {
@@ -45,21 +45,21 @@ void read_file(ByteView content) {
   static const std::string path = "/proc/self/fd/" + std::to_string(fd);
   MUSTER_CHECK(ftruncate(fd, 0) == 0 && pwrite(fd, content.data(), content.size(), 0) == ssize_t(content.size()),
                "the file cannot be written");
-  Heard first, second;
-  const auto note_in = [](Heard& heard) {
-    return [&heard](const Request& request, ClientId) {
+  Parsed first, second;
+  const auto record_in = [](Parsed& parsed) {
+    return [&parsed](const Request& request, ClientId) {
       const Bytes again = encode_request(request).value();
-      heard.requests.insert(heard.requests.end(), again.begin(), again.end());
+      parsed.requests.insert(parsed.requests.end(), again.begin(), again.end());
     };
   };
   const auto log = std::move(FileLog::open(path).value());
-  first.good = log->catch_up(note_in(first)).has_value();
+  first.good = log->catch_up(record_in(first)).has_value();
   MUSTER_CHECK(first.requests.size() <= content.size(), "more was read than was there");
   const Request request{StoreOperation::kSet, 1, {"key"}, {to_bytes("value")}};
-  const auto appended = log->append(request, 1, note_in(first), [] { return true; });
+  const auto appended = log->append(request, 1, record_in(first), [] { return true; });
   MUSTER_CHECK(appended.has_value() == first.good, "a bad file was appended to, or a good one was not");
   const auto again = std::move(FileLog::open(path).value());
-  second.good = again->catch_up(note_in(second)).has_value();
+  second.good = again->catch_up(record_in(second)).has_value();
   MUSTER_CHECK(first == second, "another reader of the file finds something else");
 }
 

@@ -18,7 +18,7 @@ Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
 LinkIdentity identity(Rank rank) { return {rank, 2, "fuzz", 1, {}}; }
 
 /// One loop and one listener for all inputs. The listener stores accepted links in `link`.
-struct Door {
+struct Endpoint {
   std::unique_ptr<Link> link;
   std::unique_ptr<Loop> loop = std::move(Loop::create().value());
   std::unique_ptr<Listener> listener =
@@ -33,12 +33,12 @@ struct Door {
                               [&](Result<Connection> connection) { peer = std::move(connection.value().stream); });
     MUSTER_CHECK(loop->run_until([&] { return peer != nullptr; }, patience()).has_value(), "no handshake");
     const Bytes opening = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
-    MUSTER_CHECK(say(*peer, opening), "the opening was not taken");
+    MUSTER_CHECK(write_to(*peer, opening), "the opening was not taken");
     MUSTER_CHECK(loop->run_until([&] { return link != nullptr; }, patience()).has_value(), "no link");
     return peer;
   }
 
-  static bool say(Stream& peer, ByteView bytes) {
+  static bool write_to(Stream& peer, ByteView bytes) {
     const iovec piece{const_cast<uint8_t*>(bytes.data()), bytes.size()};
     return peer.write({&piece, 1}).value_or(0) == bytes.size();
   }
@@ -62,42 +62,43 @@ Bytes payload_of(ByteView stream) {
 }
 
 /// Receives again and again until the link reports an error.
-struct Listening {
-  explicit Listening(Link& link, size_t size) : link(link), buffer(size) { receive(); }
+struct Receiver {
+  explicit Receiver(Link& link, size_t size) : link(link), buffer(size) { receive(); }
   void receive() {
     const Segment segment{buffer.data(), buffer.size()};
     ++asked;
     link.receive({&segment, 1}, [this](Result<> result) {
       MUSTER_CHECK(++answered == asked, "a receive was answered twice");
       if (!result) return void(failed = true);
-      heard.insert(heard.end(), buffer.begin(), buffer.end());
+      received.insert(received.end(), buffer.begin(), buffer.end());
       receive();
     });
   }
   Link& link;
-  Bytes buffer, heard;
+  Bytes buffer, received;
   uint64_t asked = 0, answered = 0;
   bool failed = false;
 };
 
-void speak(ByteView stream, size_t piece, size_t receive) {
-  static Door door;
-  std::unique_ptr<Stream> peer = door.open();
+void run(ByteView stream, size_t piece, size_t receive) {
+  static Endpoint endpoint;
+  std::unique_ptr<Stream> peer = endpoint.open();
   int closed = 0, pongs = 0;
-  door.link->on_close([&](const Error& why) { closed += why.message.empty() ? 100 : 1; });
-  door.link->ping([&] { ++pongs; });
-  Listening listening(*door.link, receive);
+  endpoint.link->on_close([&](const Error& why) { closed += why.message.empty() ? 100 : 1; });
+  endpoint.link->ping([&] { ++pongs; });
+  Receiver receiver(*endpoint.link, receive);
   for (ByteView rest = stream; !rest.empty(); rest = rest.subspan(std::min(piece, rest.size()))) {
-    if (!Door::say(*peer, rest.first(std::min(piece, rest.size())))) break;
-    door.loop->poll();
+    if (!Endpoint::write_to(*peer, rest.first(std::min(piece, rest.size())))) break;
+    endpoint.loop->poll();
   }
   peer.reset();
-  MUSTER_CHECK(door.loop->run_until([&] { return listening.failed; }, patience()).has_value(), "the link never ends");
-  MUSTER_CHECK(closed == 1 && pongs <= 1 && !door.link->is_open(), "a handler was called too often, or not at all");
+  MUSTER_CHECK(endpoint.loop->run_until([&] { return receiver.failed; }, patience()).has_value(),
+               "the link never ends");
+  MUSTER_CHECK(closed == 1 && pongs <= 1 && !endpoint.link->is_open(), "a handler was called too often, or not at all");
   Bytes wanted = payload_of(stream);
   wanted.resize(wanted.size() / receive * receive);
-  MUSTER_CHECK(listening.heard == wanted, "the link handed out other bytes than were sent");
-  door.link.reset();
+  MUSTER_CHECK(receiver.received == wanted, "the link handed out other bytes than were sent");
+  endpoint.link.reset();
 }
 
 }  // namespace
@@ -107,6 +108,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
   // Limits the number of writes to a few hundred for an input of any length.
   const size_t piece = std::max<size_t>(size / 64, size_t{1} + data[0]);
-  muster::speak({data + 2, size - 2}, piece, size_t{1} + data[1]);
+  muster::run({data + 2, size - 2}, piece, size_t{1} + data[1]);
   return 0;
 }

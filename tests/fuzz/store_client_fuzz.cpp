@@ -8,27 +8,27 @@
 namespace muster {
 namespace {
 
-struct Heard {
+struct Parsed {
   Bytes replies;  // the parsed replies, encoded again
   bool lost = false;
-  friend bool operator==(const Heard&, const Heard&) = default;
+  friend bool operator==(const Parsed&, const Parsed&) = default;
 };
 
-Heard listen(ByteView stream, size_t piece) {
+Parsed parse(ByteView stream, size_t piece) {
   FrameParser parser(kMaxMessageBytes);
-  Heard heard;
+  Parsed parsed;
   for (; !stream.empty(); stream = stream.subspan(std::min(piece, stream.size()))) {
     parser.feed(stream.first(std::min(piece, stream.size())));
     while (true) {
       const auto reply = next_reply(parser);
-      heard.lost = !reply;
-      if (heard.lost) return heard;
+      parsed.lost = !reply;
+      if (parsed.lost) return parsed;
       if (!*reply) break;
       const Bytes again = encode_reply(**reply);
-      heard.replies.insert(heard.replies.end(), again.begin(), again.end());
+      parsed.replies.insert(parsed.replies.end(), again.begin(), again.end());
     }
   }
-  return heard;
+  return parsed;
 }
 
 }  // namespace
@@ -37,8 +37,8 @@ Heard listen(ByteView stream, size_t piece) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const muster::ByteView stream(data + 1, size - 1);
-  const muster::Heard whole = muster::listen(stream, stream.size());
-  MUSTER_CHECK(whole.replies.size() <= stream.size(), "the client heard more than was said");
-  MUSTER_CHECK(muster::listen(stream, size_t{1} + data[0]) == whole, "replies depend on how they were cut");
+  const muster::Parsed whole = muster::parse(stream, stream.size());
+  MUSTER_CHECK(whole.replies.size() <= stream.size(), "the client parsed more than was sent");
+  MUSTER_CHECK(muster::parse(stream, size_t{1} + data[0]) == whole, "replies depend on how they were cut");
   return 0;
 }

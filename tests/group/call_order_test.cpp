@@ -45,14 +45,14 @@ TEST(GroupCallOrder, UsesEachSequenceNumberOnce) {
 
 TEST(GroupCallOrder, CallsChangingHooksInOrder) {
   test::run_group(2, "shm", [](Group& group) {
-    std::atomic<uint64_t> last = 0, told = 0;
+    std::atomic<uint64_t> last = 0, hook_calls = 0;
     std::atomic<bool> in_order = true, over = false;
     std::thread changer([&] {
       while (!over) {
         group.on_completion([&](const Finished& finished) {
           if (last.exchange(finished.call.sequence) >= finished.call.sequence) in_order = false;
           if (finished.submitted > finished.started || finished.started > finished.ended) in_order = false;
-          ++told;
+          ++hook_calls;
         });
         EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
         group.on_completion(nullptr);
@@ -63,11 +63,11 @@ TEST(GroupCallOrder, CallsChangingHooksInOrder) {
     changer.join();
     EXPECT_TRUE(in_order);
     EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
-    group.on_completion([&](const Finished&) { ++told; });
-    const uint64_t before = told;
+    group.on_completion([&](const Finished&) { ++hook_calls; });
+    const uint64_t before = hook_calls;
     for (int i = 0; i < 10; ++i) EXPECT_TRUE(group.barrier().result());
     EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
-    EXPECT_EQ(told, before + 10);
+    EXPECT_EQ(hook_calls, before + 10);
     group.on_completion(nullptr);
   });
 }

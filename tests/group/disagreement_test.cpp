@@ -43,8 +43,8 @@ std::string who(Rank rank, pid_t pid = getpid()) {
 
 using Body = std::function<Work(Group&, const CallOptions&)>;
 
-/// Ranks 0 and 1 make `usual` as their second call, and rank 2 makes `odd`. Returns the error of each rank.
-std::vector<Error> disagree(const std::string& transport, const Body& usual, const Body& odd) {
+/// Ranks 0 and 1 make `usual` as their second call, and rank 2 makes `deviation`. Returns the error of each rank.
+std::vector<Error> disagree(const std::string& transport, const Body& usual, const Body& deviation) {
   const auto store = memory_store();
   std::vector<Error> errors(kRanks);
   std::latch over(kRanks);  // a recorder exists only as long as its group
@@ -54,7 +54,7 @@ std::vector<Error> disagree(const std::string& transport, const Body& usual, con
     call_from("train.py:69");
     ASSERT_TRUE((*group)->barrier().result());
     call_from(rank == 2 ? "train.py:80" : "train.py:71");
-    const auto result = (rank == 2 ? odd : usual)(**group, {.timeout = std::chrono::seconds(30)}).result();
+    const auto result = (rank == 2 ? deviation : usual)(**group, {.timeout = std::chrono::seconds(30)}).result();
     if (!result) errors[rank] = result.error();
     over.arrive_and_wait();
   });
@@ -69,13 +69,13 @@ const Body kUsual = [](Group& group, const CallOptions& options) {
   return group.all_reduce(floats(group, 12), ReduceOp::kSum, options);
 };
 
-struct Odd {
+struct Deviation {
   const char* what;
   Body body;
   const char* text;
 };
 
-const Odd kOdd[] = {
+const Deviation kDeviations[] = {
     {"collective", [](Group& g, const CallOptions& o) { return g.broadcast(floats(g, 12), 0, o); },
      "broadcast #2 (float32[12], root 0)"},
     {"shape", [](Group& g, const CallOptions& o) { return g.all_reduce(floats(g, 10), ReduceOp::kSum, o); },
@@ -92,10 +92,10 @@ const Odd kOdd[] = {
 
 /// Calls are compared as they arrive. A rank may not have arrived yet when the first two calls differ.
 TEST(Disagreement, IsFoundInSharedMemoryAtNoCost) {
-  for (const Odd& odd : kOdd) {
-    for (const Error& error : disagree("shm", kUsual, odd.body)) {
-      EXPECT_EQ(error.code, ErrorCode::kMismatch) << odd.what << ": " << error.to_string();
-      const std::string prefix = fmt::format("rank 2 is at {} at train.py:80, ", odd.text);
+  for (const Deviation& deviation : kDeviations) {
+    for (const Error& error : disagree("shm", kUsual, deviation.body)) {
+      EXPECT_EQ(error.code, ErrorCode::kMismatch) << deviation.what << ": " << error.to_string();
+      const std::string prefix = fmt::format("rank 2 is at {} at train.py:80, ", deviation.text);
       EXPECT_THAT(error.message, testing::AnyOf(testing::HasSubstr(prefix + "the others" + kOthers),
                                                 testing::HasSubstr(prefix + "rank 0" + kOthers),
                                                 testing::HasSubstr(prefix + "rank 1" + kOthers)));
@@ -110,10 +110,10 @@ class DetailedDisagreement : public testing::TestWithParam<const char*> {
 INSTANTIATE_TEST_SUITE_P(Transports, DetailedDisagreement, testing::Values("shm", "unix", "tcp"));
 
 TEST_P(DetailedDisagreement, IsFoundBeforeTheCallRuns) {
-  for (const Odd& odd : kOdd) {
-    for (const Error& error : disagree(GetParam(), kUsual, odd.body)) {
-      EXPECT_EQ(error.code, ErrorCode::kMismatch) << odd.what;
-      EXPECT_EQ(error.message, fmt::format("rank 2 is at {} at train.py:80, the others{}", odd.text, kOthers));
+  for (const Deviation& deviation : kDeviations) {
+    for (const Error& error : disagree(GetParam(), kUsual, deviation.body)) {
+      EXPECT_EQ(error.code, ErrorCode::kMismatch) << deviation.what;
+      EXPECT_EQ(error.message, fmt::format("rank 2 is at {} at train.py:80, the others{}", deviation.text, kOthers));
     }
   }
 }
@@ -240,7 +240,7 @@ TEST_P(Absence, IsReportedWithTheLastCall) {
 }
 
 /// Rank 1: stops its own process after one call.
-[[noreturn]] void be_stopped(const std::string& path, const char* transport) {
+[[noreturn]] void run_and_stop(const std::string& path, const char* transport) {
   auto store = file_store(path);
   if (!store) _exit(2);
   const auto group = Group::form(**store, {1, 2, "stop", 0}, options_for(transport));
@@ -254,7 +254,7 @@ TEST_P(Absence, OfAStoppedProcessIsReportedAsSuch) {
   std::filesystem::remove(path);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
-  if (child == 0) be_stopped(path, GetParam());
+  if (child == 0) run_and_stop(path, GetParam());
   {
     auto store = file_store(path);
     ASSERT_TRUE(store);

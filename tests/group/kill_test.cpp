@@ -148,7 +148,7 @@ class Tensors {
 };
 
 /// Repeats one collective until it fails. Runs in a child process; never returns.
-[[noreturn]] void be_a_rank(Rank rank, const Case& chosen, const std::string& path) {
+[[noreturn]] void run_rank(Rank rank, const Case& chosen, const std::string& path) {
   if (!chosen.algorithm.empty()) {
     setenv("MUSTER_ALGO", (std::string(name(chosen.collective)) + "=" + chosen.algorithm).c_str(), 1);
   }
@@ -204,7 +204,7 @@ TEST_P(GroupKill, EverySurvivorNamesTheKilledRank) {
   for (Rank rank = 0; rank < ranks; ++rank) {
     children[rank] = fork();
     ASSERT_GE(children[rank], 0);
-    if (children[rank] == 0) be_a_rank(rank, chosen, path);
+    if (children[rank] == 0) run_rank(rank, chosen, path);
   }
   auto store = file_store(path);
   ASSERT_TRUE(store);
@@ -246,7 +246,7 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 }
 
 /// Rank 0 is the leader of the host communicator if there are few cores.
-const Case kOfTwenty{Collective::kAllReduce, SIGKILL, "shm", 0, 40, "", 20};
+const Case kTwentyRanks{Collective::kAllReduce, SIGKILL, "shm", 0, 40, "", 20};
 constexpr const char* kWays[] = {"shm", "unix", "tcp", "hosts"};
 /// Sizes that use a cache line of shared memory, a single chunk, and many chunks.
 constexpr size_t kCounts[] = {16, 4096, 1 << 20};
@@ -265,7 +265,7 @@ std::vector<Case> every_case() {
   for (const Algorithm& each : algorithms()) {
     for (const Rank victim : {0, 3}) all.push_back({each.collective, SIGKILL, "unix", victim, 1 << 20, each.name});
   }
-  all.push_back(kOfTwenty);
+  all.push_back(kTwentyRanks);
   return all;
 }
 
@@ -277,7 +277,7 @@ std::vector<Case> some_cases() {
     some.push_back({collective, SIGKILL, "shm", static_cast<Rank>(i % 4), kCounts[i % 3]});
     some.push_back({collective, SIGKILL, kWays[1 + i % 3], static_cast<Rank>((i + 2) % 4), kCounts[(i + 1) % 3]});
   }
-  some.push_back(kOfTwenty);
+  some.push_back(kTwentyRanks);
   some.push_back({Collective::kAllReduce, SIGKILL, "unix", 0, 1 << 20, "double_tree"});
   some.push_back({Collective::kAllReduce, SIGKILL, "tcp", 1, 4096, "ring"});
   some.push_back({Collective::kReduceScatter, SIGKILL, "unix", 3, 1 << 20, "pat"});

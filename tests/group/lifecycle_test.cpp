@@ -111,7 +111,7 @@ TEST(GroupShrink, EndsPendingOperationsIfRequested) {
 TEST(GroupLeave, FailsPendingAndLaterCallsOfOtherRanks) {
   for (const char* transports : {"shm", "unix", "tcp"}) {
     const auto store = memory_store();
-    std::latch told(2);
+    std::latch failed_everywhere(2);
     run_ranks(2, [&](Rank rank) {
       const auto group = Group::form(*store, {rank, 2, transports, 0}, options_for(transports));
       ASSERT_TRUE(group) << group.error().to_string();
@@ -132,7 +132,7 @@ TEST(GroupLeave, FailsPendingAndLaterCallsOfOtherRanks) {
         }
         EXPECT_FALSE((*group)->status());
       }
-      told.arrive_and_wait();
+      failed_everywhere.arrive_and_wait();
     });
   }
 }
@@ -170,19 +170,19 @@ TEST(GroupPending, ListsPendingOperations) {
 
 TEST(GroupHook, IsCalledForEveryCompletedOperation) {
   test::run_group(2, "shm", [](Group& group) {
-    struct Heard {
+    struct Completions {
       std::mutex mutex;
       std::vector<uint64_t> sequences;
     };
     // shared_ptr: the hook of the asynchronous call may run after its Work is done, after the next call, and after this
     // function returns.
-    const auto heard = std::make_shared<Heard>();
-    group.on_completion([heard](const Finished& finished) {
+    const auto completions = std::make_shared<Completions>();
+    group.on_completion([completions](const Finished& finished) {
       EXPECT_TRUE(finished.result);
       EXPECT_LE(finished.submitted, finished.started);
       EXPECT_LE(finished.started, finished.ended);
-      const std::lock_guard lock(heard->mutex);
-      heard->sequences.push_back(finished.call.sequence);
+      const std::lock_guard lock(completions->mutex);
+      completions->sequences.push_back(finished.call.sequence);
     });
     EXPECT_TRUE(group.barrier().result());
     const Work work = group.barrier({.async = true});
@@ -191,11 +191,11 @@ TEST(GroupHook, IsCalledForEveryCompletedOperation) {
     group.on_completion(nullptr);
     EXPECT_TRUE(group.barrier().result());
     EXPECT_TRUE(group.wait_for_pending(Deadline::after(std::chrono::seconds(60))));
-    const std::lock_guard lock(heard->mutex);
-    const std::vector<uint64_t>& told = heard->sequences;
-    EXPECT_GE(told.size(), 2U);
-    EXPECT_EQ(std::set<uint64_t>(told.begin(), told.end()).size(), told.size());
-    for (const uint64_t sequence : told) EXPECT_LE(sequence, 3U);
+    const std::lock_guard lock(completions->mutex);
+    const std::vector<uint64_t>& sequences = completions->sequences;
+    EXPECT_GE(sequences.size(), 2U);
+    EXPECT_EQ(std::set<uint64_t>(sequences.begin(), sequences.end()).size(), sequences.size());
+    for (const uint64_t sequence : sequences) EXPECT_LE(sequence, 3U);
   });
 }
 

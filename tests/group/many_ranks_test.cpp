@@ -67,17 +67,17 @@ TEST(ManyRanksOfAHost, NameTheAborterThoughARelayingRankIsBusy) {
   constexpr int kSize = 24;
   const Rank passes_on = tree_parent(tree_parent(kSize - 1));
   ASSERT_NE(passes_on, 0);
-  std::latch formed(kSize), told(kSize - 1);
+  std::latch formed(kSize), failed(kSize - 1);
   const auto store = memory_store();
   run_ranks(kSize, [&](Rank rank) {
     const auto handle = store->clone();
     const auto group = Group::form(**handle, {rank, kSize, "test", 0}, patient("shm"));
     ASSERT_TRUE(group) << group.error().to_string();
     formed.arrive_and_wait();
-    if (rank == passes_on) return told.wait();
+    if (rank == passes_on) return failed.wait();
     if (rank == kSize - 1) (*group)->abort(Error{ErrorCode::kAborted, "the operator said so", rank, {}});
     const auto result = (*group)->barrier().result();
-    told.count_down();
+    failed.count_down();
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().rank, kSize - 1) << result.error().to_string();
   });

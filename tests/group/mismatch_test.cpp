@@ -112,10 +112,10 @@ const Kind kKinds[] = {
 constexpr size_t kUsual = 10;  // the first kUsual kinds are also called by the majority
 
 /// The destructor waits until all threads have reached it.
-class Meeting {
+class WaitForAll {
  public:
-  explicit Meeting(std::latch& latch) : latch_(latch) {}
-  ~Meeting() { latch_.arrive_and_wait(); }
+  explicit WaitForAll(std::latch& latch) : latch_(latch) {}
+  ~WaitForAll() { latch_.arrive_and_wait(); }
 
  private:
   std::latch& latch_;
@@ -136,7 +136,7 @@ void expect_mismatch(const Pair& pair) {
     auto options = options_for(hosts ? "shm,tcp" : transport);
     if (hosts) options.host_label = std::to_string(rank / 2);
     Result<std::unique_ptr<Group>> group;
-    const Meeting end(over);  // no rank leaves before all ranks are done
+    const WaitForAll end(over);  // no rank leaves before all ranks are done
     group = Group::form(*store, {rank, kRanks, "test", 0}, options);
     const auto met = group ? (*group)->barrier().result() : Result<>{};
     begun.arrive_and_wait();  // otherwise the first rank that fails could end the barrier of another rank

@@ -49,7 +49,7 @@ class P2pAlone : public testing::TestWithParam<Transport> {
     ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
   }
   /// Sends the header of a message of `bytes` bytes, and as much of its payload as `data` contains.
-  void say(uint32_t tag, size_t bytes, const Floats& data) {
+  void send_message(uint32_t tag, size_t bytes, const Floats& data) {
     const auto header = encode(MessageHeader{MessageKind::kEager, tag, 0, bytes, 0, Dtype::kFloat32});
     const ConstSegment parts[] = {{header.data(), header.size()}, {data.data(), data.size() * sizeof(float)}};
     bool sent = false;
@@ -72,9 +72,9 @@ TEST_P(P2pAlone, NamesTheSenderOfAPartialMessage) {
   Floats word(1), in(100);
   const Work first = receive(word, kPeer, 1);
   link_up();
-  say(1, whole.size() * sizeof(float), whole);
+  send_message(1, whole.size() * sizeof(float), whole);
   ASSERT_TRUE(first.wait());
-  say(2, in.size() * sizeof(float), half);
+  send_message(2, in.size() * sizeof(float), half);
   Error error;
   do {  // until the header has arrived
     error = receive(in, kAnyRank, 2, 20ms).wait().error();
@@ -89,28 +89,28 @@ TEST_P(P2pAlone, NamesTheSenderOfAPartialMessage) {
 TEST_P(P2pAlone, RunsEveryCallbackAfterARefusedReceive) {
   const Floats word(1);
   Floats first(1), second(1), none;
-  std::promise<void> called_back, looked;
-  bool told = false;
+  std::promise<void> called_back, release;
+  bool called = false;
   const Work busy = receive(first, kPeer, 1), found = receive(second, kPeer, 2);
   busy.on_done([&](const Result<>&) {
     called_back.set_value();
-    looked.get_future().wait();
+    release.get_future().wait();
   });
-  found.on_done([&](const Result<>&) { told = true; });
+  found.on_done([&](const Result<>&) { called = true; });
   link_up();
-  say(1, sizeof(float), word);
+  send_message(1, sizeof(float), word);
   called_back.get_future().wait();  // so the P2P engine's thread has no work
-  say(2, sizeof(float), word);
+  send_message(2, sizeof(float), word);
   EXPECT_FALSE(receive(none, 7, 0).wait());
-  EXPECT_EQ(told, found.done());
-  looked.set_value();
+  EXPECT_EQ(called, found.done());
+  release.set_value();
   EXPECT_TRUE(found.wait());
   p2p_->close();  // all callbacks have returned
-  EXPECT_TRUE(told);
+  EXPECT_TRUE(called);
 }
 
 /// The error of a receive whose sender has dialed one of the two connections of its link, and then closes it.
-Error end_of_half_a_link(const Error& why) {
+Error error_of_partial_link(const Error& why) {
   const auto deaf = listen_on(*Address::parse("127.0.0.1:0"));  // accepts nothing, so a probe fails
   const auto p2p = *P2pEngine::create(identity(kSelf), 2);
   const std::string address = *p2p->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
@@ -136,12 +136,12 @@ Error end_of_half_a_link(const Error& why) {
 
 TEST(P2pHalfLinked, NamesTheDeadPeer) {
   const Error why{ErrorCode::kPeerLost, "rank 1 is dying", kPeer, {}};
-  EXPECT_EQ(end_of_half_a_link(why).message, why.message);
+  EXPECT_EQ(error_of_partial_link(why).message, why.message);
 }
 
 TEST(P2pHalfLinked, ReportsThatAPeerHasLeft) {
   const Error why{ErrorCode::kLeft, "rank 1 has left the group", kPeer, {}};
-  EXPECT_EQ(end_of_half_a_link(why).message, why.message);
+  EXPECT_EQ(error_of_partial_link(why).message, why.message);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, P2pAlone, testing::Values(Transport::kUnix, Transport::kShm),

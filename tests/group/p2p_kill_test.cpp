@@ -28,7 +28,7 @@ BufferView view(Floats& data) { return {data.data(), data.size(), Dtype::kFloat3
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
 /// Runs in a child process. Writes "ready" in the phase in which it is to be killed.
-[[noreturn]] void be_the_victim(Phase phase, const char* transports, const std::string& path) {
+[[noreturn]] void run_victim(Phase phase, const char* transports, const std::string& path) {
   auto store = file_store(path);
   const auto group = Group::form(**store, {kVictim, 2, "kill", 0}, test::options_for(transports));
   if (!group) _exit(3);
@@ -53,7 +53,7 @@ TEST_P(P2pKill, SurvivorNamesTheKilledRank) {
   std::filesystem::remove(path);
   const pid_t victim = fork();
   ASSERT_GE(victim, 0);
-  if (victim == 0) be_the_victim(phase, transports, path);
+  if (victim == 0) run_victim(phase, transports, path);
 
   auto store = file_store(path);
   const auto group = Group::form(**store, {kSurvivor, 2, "kill", 0}, test::options_for(transports));

@@ -71,14 +71,14 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
     EXPECT_TRUE(dialing_->run_until([&] { return made != nullptr; }, patience()));
     return made;
   }
-  static void say(Loop& loop, Link& link, const MessageHeader& header, ByteView data = {}) {
+  static void send_message(Loop& loop, Link& link, const MessageHeader& header, ByteView data = {}) {
     const auto words = encode(header);
     const ConstSegment parts[] = {{words.data(), words.size()}, {data.data(), data.size()}};
     bool sent = false;
     link.send(parts, [&](const Result<>& result) { sent = result.has_value(); });
     ASSERT_TRUE(loop.run_until([&] { return sent; }, patience()));
   }
-  static MessageHeader hear(Loop& loop, Link& link) {
+  static MessageHeader receive_header(Loop& loop, Link& link) {
     std::array<uint8_t, kMessageHeaderBytes> words{};
     const Segment into{words.data(), words.size()};
     bool received = false;
@@ -110,7 +110,7 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
     const auto link = link_from(kOther);
     ASSERT_TRUE(link);
     const uint8_t word = 7;
-    say(*dialing_, *link, {MessageKind::kEager, tag, 0, 1, 0, Dtype::kUint8}, {&word, 1});
+    send_message(*dialing_, *link, {MessageKind::kEager, tag, 0, 1, 0, Dtype::kUint8}, {&word, 1});
     const auto result = from_other.wait();
     EXPECT_TRUE(result) << result.error().to_string();
   }
@@ -129,10 +129,10 @@ TEST_P(P2pLeaving, DoesNotReadTheBufferOfACompletedSend) {
   Memory memory;
   const Work send = p2p_->send(memory.view(), kPeer, 1, async());
   ASSERT_TRUE(listening_->run_until([this] { return accepted_ != nullptr; }, patience()));
-  const MessageHeader offer = hear(*listening_, *accepted_);
+  const MessageHeader offer = receive_header(*listening_, *accepted_);
   ASSERT_EQ(offer.kind, MessageKind::kRequestToSend);
-  say(*listening_, *accepted_, {MessageKind::kClearToSend, 0, offer.id, 0, 0});
-  ASSERT_EQ(hear(*listening_, *accepted_).kind, MessageKind::kData);
+  send_message(*listening_, *accepted_, {MessageKind::kClearToSend, 0, offer.id, 0, 0});
+  ASSERT_EQ(receive_header(*listening_, *accepted_).kind, MessageKind::kData);
   leave(kPeer);
   const auto result = send.wait();
   ASSERT_FALSE(result);
@@ -158,8 +158,8 @@ TEST_P(P2pLeaving, ReceivesPendingMessagesFromALeavingPeer) {
   Memory memory;
   const Work any = receive(memory.view(), kAnyRank, 5);
   const auto link = link_from(kOther);
-  say(*dialing_, *link, {MessageKind::kRequestToSend, 5, 1, kLongBytes, 0, Dtype::kUint8});
-  ASSERT_EQ(hear(*dialing_, *link).kind, MessageKind::kClearToSend);
+  send_message(*dialing_, *link, {MessageKind::kRequestToSend, 5, 1, kLongBytes, 0, Dtype::kUint8});
+  ASSERT_EQ(receive_header(*dialing_, *link).kind, MessageKind::kClearToSend);
   // Nothing listens at the peer's address any more, so the engine concludes that the peer has left.
   Memory unsent;
   ASSERT_FALSE(p2p_->send(unsent.view(), kOther, 1, async()).wait());
@@ -169,7 +169,7 @@ TEST_P(P2pLeaving, ReceivesPendingMessagesFromALeavingPeer) {
   ASSERT_FALSE(from_peer.wait());
   // Now all other ranks have left, but a message of one of them is still on its way.
   const Bytes data(kLongBytes, 3);
-  say(*dialing_, *link, {MessageKind::kData, 0, 1, kLongBytes, 0}, data);
+  send_message(*dialing_, *link, {MessageKind::kData, 0, 1, kLongBytes, 0}, data);
   const auto result = any.wait();
   ASSERT_TRUE(result) << result.error().to_string();
   EXPECT_TRUE(std::equal(data.begin(), data.end(), memory.bytes()));

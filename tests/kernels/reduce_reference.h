@@ -19,7 +19,7 @@ struct Half {
 struct Brain {
   uint16_t bits;
 };
-struct Truth {
+struct Bool {
   uint8_t value;
 };
 
@@ -111,7 +111,7 @@ T combined(T a, T b, ReduceOp op) {
   }
   return a;
 }
-inline Truth combined(Truth a, Truth b, ReduceOp op) {
+inline Bool combined(Bool a, Bool b, ReduceOp op) {
   const bool x = a.value != 0, y = b.value != 0;
   switch (op) {
     case ReduceOp::kProduct:

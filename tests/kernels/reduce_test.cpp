@@ -53,7 +53,7 @@ T arbitrary(Random& random) {
                                      -1};
     if (random.chance(0.5)) value = kSpecial[random.below(10)];
   }
-  if constexpr (std::is_same_v<T, Truth>) value.value &= random.chance(0.5) ? 1 : 0xff;
+  if constexpr (std::is_same_v<T, Bool>) value.value &= random.chance(0.5) ? 1 : 0xff;
   return value;
 }
 
@@ -104,7 +104,7 @@ using Elements =
                    Element<int16_t, Dtype::kInt16>, Element<uint32_t, Dtype::kUint32>, Element<int32_t, Dtype::kInt32>,
                    Element<uint64_t, Dtype::kUint64>, Element<int64_t, Dtype::kInt64>, Element<float, Dtype::kFloat32>,
                    Element<double, Dtype::kFloat64>, Element<Half, Dtype::kFloat16>, Element<Brain, Dtype::kBfloat16>,
-                   Element<Truth, Dtype::kBool>>;
+                   Element<Bool, Dtype::kBool>>;
 
 struct ElementName {
   template <class E>
@@ -205,7 +205,7 @@ TYPED_TEST(Reduce, CopiesASingleSource) {
 
 TYPED_TEST(Reduce, DividesByTheNumberOfRanks) {
   using T = typename TypeParam::Type;
-  if constexpr (!std::is_same_v<T, Truth>) {
+  if constexpr (!std::is_same_v<T, Bool>) {
     Random random(5);
     for (const int divisor : {1, 2, 3, 7, 1000, 100000}) {
       const auto values = many_arbitrary<T>(1000, random);
@@ -231,7 +231,7 @@ TYPED_TEST(Reduce, DividesByTheNumberOfRanks) {
 
 TYPED_TEST(Reduce, AveragesManySourcesAndRoundsOnce) {
   using T = typename TypeParam::Type;
-  if constexpr (!std::is_same_v<T, Truth>) {
+  if constexpr (!std::is_same_v<T, Bool>) {
     Random random(9);
     for (const int sources : {1, 2, 3, 9}) {
       std::vector<std::vector<T>> values;

@@ -16,15 +16,15 @@ class SlowStore : public Store {
  public:
   Result<> set(const Key&, ByteView, const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
-    const int before = signs_;
-    while (signs_ == before && !deadline.passed()) changed_.wait_for(lock, deadline.left());
-    if (signs_ > before) return {};
-    return fail(ErrorCode::kTimeout, "no sign of life came while a value was written");
+    const int before = heartbeats_;
+    while (heartbeats_ == before && !deadline.passed()) changed_.wait_for(lock, deadline.left());
+    if (heartbeats_ > before) return {};
+    return fail(ErrorCode::kTimeout, "no heartbeat came while a value was written");
   }
   Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) override {
     if (const auto event = parse_node_event(value); event && event->kind == NodeEvent::Kind::kAlive) {
       const std::lock_guard lock(mutex_);
-      ++signs_;
+      ++heartbeats_;
       changed_.notify_all();
     }
     return base_->queue_push(key, value, deadline);
@@ -71,7 +71,7 @@ class SlowStore : public Store {
   const std::unique_ptr<Store> base_ = memory_store();
   std::mutex mutex_;
   std::condition_variable changed_;
-  int signs_ = 0;
+  int heartbeats_ = 0;
 };
 
 TEST(RendezvousClient, SendsHeartbeatsDuringASlowWrite) {
@@ -86,14 +86,14 @@ TEST(RendezvousClient, SendsHeartbeatsDuringASlowWrite) {
     lost = why.message;
   };
   const RendezvousClient::Options options{"run", "node", std::chrono::seconds(10)};
-  const auto member = RendezvousClient::start(std::move(slow), options, std::move(events)).value();
-  member->publish("key", to_bytes("value"));
-  EXPECT_TRUE(member->flush(Deadline::after(kWriteTime)));
+  const auto client = RendezvousClient::start(std::move(slow), options, std::move(events)).value();
+  client->publish("key", to_bytes("value"));
+  EXPECT_TRUE(client->flush(Deadline::after(kWriteTime)));
   const std::lock_guard lock(mutex);
   EXPECT_EQ(lost, "");
   // After the outcome the client waits for no more events.
   const JobEvent outcome{JobEvent::Kind::kOutcome};
-  ASSERT_TRUE(store->set(member->keys().event(1), encode(outcome), Deadline::after(kWriteTime)));
+  ASSERT_TRUE(store->set(client->keys().event(1), encode(outcome), Deadline::after(kWriteTime)));
 }
 
 }  // namespace

@@ -57,12 +57,12 @@ TEST(HostComm, NamesTheExceededLimitAndSoDoesALink) {
   if (child == 0) {
     const rlimit limit{1 << 20, 1 << 20};
     if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(2);
-    const auto says = [](const auto& result) {
+    const auto names_the_limit = [](const auto& result) {
       return !result && result.error().code == ErrorCode::kResourceExhausted &&
              result.error().message.find("ulimit -f") != std::string::npos;
     };
     Fd link;
-    _exit(says(HostComm::allocate(8)) && says(RingRegion::create(link)) ? 0 : 1);
+    _exit(names_the_limit(HostComm::allocate(8)) && names_the_limit(RingRegion::create(link)) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -204,26 +204,26 @@ TEST(HostComm, SleepsIfYieldsTakeLong) {
   set_yield_time(kSlice);
   const TimePoint begin = steady_clock().now();
   std::mutex mutex;
-  std::condition_variable looked;
-  int looks = 0;
+  std::condition_variable checked;
+  int checks = 0;
   const auto rank = [&](Rank self) {
     // Each rank is late until the other one has called its watch function, which happens only when it sleeps.
     const auto comm = HostComm::attach(*memory, self, 2, [&](Rank) -> Result<> {
       const std::lock_guard lock(mutex);
-      ++looks;
-      looked.notify_all();
+      ++checks;
+      checked.notify_all();
       return {};
     });
     ASSERT_TRUE(comm);
     (*comm)->open({1, 2, 3, 4});
     for (int i = 0; i < kSteps; ++i) {
       std::unique_lock lock(mutex);
-      const int seen = looks;
+      const int seen = checks;
       lock.unlock();
       const uint32_t step = (*comm)->next();
       ASSERT_TRUE((*comm)->reserve(soon()));
       lock.lock();
-      if (self == 1) looked.wait(lock, [&] { return looks > seen; });
+      if (self == 1) checked.wait(lock, [&] { return checks > seen; });
       lock.unlock();
       (*comm)->publish();
       ASSERT_TRUE((*comm)->wait_all(step, soon()));

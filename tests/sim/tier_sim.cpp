@@ -260,7 +260,7 @@ void TierSim::arrive(Node& child, bool up, uint64_t link, Packet packet) {
 }
 
 void TierSim::child_receives(Node& child, ByteView bytes) {
-  if (const auto heard = child.up->receive(bytes, local_time(child)); !heard) {
+  if (const auto received = child.up->receive(bytes, local_time(child)); !received) {
     child.linked = false;
     child.unlinked_since = time_.now();
   }

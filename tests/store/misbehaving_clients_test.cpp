@@ -116,7 +116,7 @@ bool limit(int resource, rlim_t most) {
   return setrlimit(static_cast<__rlimit_resource_t>(resource), &limits) == 0;
 }
 
-bool says(const Result<>& result, ErrorCode code, const std::string& words) {
+bool has_error(const Result<>& result, ErrorCode code, const std::string& words) {
   const bool as_expected =
       !result && result.error().code == code && result.error().message.find(words) != std::string::npos;
   if (!as_expected) fprintf(stderr, "%s\n", result ? "no error" : result.error().to_string().c_str());
@@ -131,7 +131,7 @@ TEST(ResourceLimits, FileStoreReportsAFullDiskAndKeepsItsData) {
     signal(SIGXFSZ, SIG_IGN);
     const auto store = *file_store(path);
     if (!store->set("kept", as_bytes("v"), soon()) || !limit(RLIMIT_FSIZE, 10000)) return false;
-    return says(store->set("k", Bytes(20000), soon()), ErrorCode::kResourceExhausted, path) &&
+    return has_error(store->set("k", Bytes(20000), soon()), ErrorCode::kResourceExhausted, path) &&
            store->set("small", as_bytes("fits"), soon()).has_value() && store->get("kept", soon()) == to_bytes("v");
   }));
   const auto after = *file_store(path);
@@ -154,10 +154,10 @@ TEST(ResourceLimits, ClientAndServerReportMissingDescriptors) {
     StoreServerOptions options;
     options.muster_listen = {*Address::parse("127.0.0.1:0")};
     const std::string why = "Too many open files";
-    return says(error_of(open_store(server.tcp_url(), test_secret(), Deadline::after(2s))),
-                ErrorCode::kResourceExhausted, why) &&
-           says(error_of(StoreServer::start(options, Deadline::after(2s))), ErrorCode::kResourceExhausted, why) &&
-           says(error_of(file_store("/dev/null")), ErrorCode::kResourceExhausted, why);
+    return has_error(error_of(open_store(server.tcp_url(), test_secret(), Deadline::after(2s))),
+                     ErrorCode::kResourceExhausted, why) &&
+           has_error(error_of(StoreServer::start(options, Deadline::after(2s))), ErrorCode::kResourceExhausted, why) &&
+           has_error(error_of(file_store("/dev/null")), ErrorCode::kResourceExhausted, why);
   }));
 }
 

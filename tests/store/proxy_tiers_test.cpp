@@ -287,23 +287,23 @@ class RawProxy {
     EXPECT_TRUE(decode_session_opened(next_frame()).has_value());
     EXPECT_OK(session_.connect(0));
   }
-  void ask(const std::vector<Request>& requests) {
+  void send_requests(const std::vector<Request>& requests) {
     for (const Request& request : requests) session_.put(*encode_request(request));
     Bytes out;
     session_.write(out, {});
     write(out);
   }
   /// The next reply or recall.
-  Reply hear() {
-    while (heard_.empty()) {
+  Reply next_reply() {
+    while (replies_.empty()) {
       const auto received = session_.receive(next_frame());
       EXPECT_OK(for_each_message(received->messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
-        heard_.push_back(*decode_reply(header, payload));
+        replies_.push_back(*decode_reply(header, payload));
         return {};
       }));
     }
-    Reply reply = std::move(heard_.front());
-    heard_.pop_front();
+    Reply reply = std::move(replies_.front());
+    replies_.pop_front();
     return reply;
   }
   void end() { write(encode_session_close()); }
@@ -332,7 +332,7 @@ class RawProxy {
   Connection connection_;
   ReliableSession session_;
   FrameParser parser_{kMaxSessionFrameBytes};
-  std::deque<Reply> heard_;
+  std::deque<Reply> replies_;
 };
 
 // The multi_set below waits for the proxy's lease of "held". When the proxy ends, the multi_set is carried out and sets
@@ -344,13 +344,13 @@ TEST(ProxyTiers, LeaseNothingToAProxyThatHasEnded) {
   RawProxy proxy(root);
   Request held{StoreOperation::kGet, 1, {"held"}}, awaited{StoreOperation::kGet, 2, {"awaited"}};
   held.lease = awaited.lease = true;
-  proxy.ask({held, awaited});
-  EXPECT_TRUE(proxy.hear().leased);
+  proxy.send_requests({held, awaited});
+  EXPECT_TRUE(proxy.next_reply().leased);
   std::thread writer([&] {
     const auto mine = open_or_fail(root.unix_url());
     EXPECT_OK(mine->multi_set({"held", "awaited"}, {to_bytes("new"), to_bytes("new")}, soon()));
   });
-  EXPECT_TRUE(proxy.hear().recall);
+  EXPECT_TRUE(proxy.next_reply().recall);
   proxy.end();
   writer.join();
   EXPECT_OK(store->set("awaited", as_bytes("newer"), Deadline::after(20s)));
@@ -412,7 +412,7 @@ TEST(ProxyTiers, CloseAProxyThatNeverReads) {
   RawProxy deaf(root);
   std::vector<Request> requests;
   for (RequestId id = 1; id <= 50; ++id) requests.push_back({StoreOperation::kGet, id, {"big"}});
-  deaf.ask(requests);
+  deaf.send_requests(requests);
   EXPECT_TRUE(deaf.is_cut_off());
   EXPECT_OK(store->set("k", {}, soon()));
 }

@@ -11,7 +11,7 @@
 #include <optional>
 #include <thread>
 
-#include "io/strangers.h"
+#include "io/unauthenticated_peers.h"
 #include "store/expect.h"
 #include "store/fault_relay.h"
 #include "store/linear_run.h"

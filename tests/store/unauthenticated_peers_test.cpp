@@ -1,7 +1,7 @@
 // Any program that can reach a port may connect to it. Thousands of unauthenticated peers must not delay an
 // authenticated client or link, must not end a process, and must leave nothing behind. Runs for MUSTER_SOAK_SECONDS, or
 // for a few seconds if that is not set.
-#include "io/strangers.h"
+#include "io/unauthenticated_peers.h"
 
 #include <gtest/gtest.h>
 
@@ -35,33 +35,33 @@ TEST(UnauthenticatedPeers, DelayNoClientOfAStore) {
   const auto steady = open_or_fail(proxy.url());  // a client that stays connected
   EXPECT_OK(steady->set("k", as_bytes("v"), soon()));
   const size_t files = root.descriptors(), bytes = root.bytes();
-  Strangers strangers({root.address(), root.torch_address(), proxy.address()}, {.seed = announced_seed()});
+  UnauthenticatedPeers peers({root.address(), root.torch_address(), proxy.address()}, {.seed = announced_seed()});
   const TimePoint end = now() + soak_time();
   const Deadline deadline = Deadline::at(end + 120s);
-  int64_t members = 0;
+  int64_t clients = 0;
   Duration longest{0};
   size_t most_bytes = bytes;
-  while (now() < end || strangers.came() < kOversubscribedRanks || members < 100) {
-    ASSERT_FALSE(deadline.passed()) << members << " members, " << strangers.came() << " strangers";
+  while (now() < end || peers.accepted() < kOversubscribedRanks || clients < 100) {
+    ASSERT_FALSE(deadline.passed()) << clients << " clients, " << peers.accepted() << " unauthenticated peers";
     for (const std::string& url : {root.url(), proxy.url()}) {
       const TimePoint begun = now();
-      const auto member = open_store(url, test_secret(), soon());
-      ASSERT_TRUE(member.has_value()) << member.error().to_string();
+      const auto client = open_store(url, test_secret(), soon());
+      ASSERT_TRUE(client.has_value()) << client.error().to_string();
       longest = std::max(longest, now() - begun);
-      EXPECT_EQ((*member)->add("members", 1, soon()), ++members);
-      EXPECT_EQ((*member)->get("k", soon()), to_bytes("v"));
+      EXPECT_EQ((*client)->add("clients", 1, soon()), ++clients);
+      EXPECT_EQ((*client)->get("k", soon()), to_bytes("v"));
     }
-    EXPECT_EQ(steady->add("members", 0, soon()), members);
+    EXPECT_EQ(steady->add("clients", 0, soon()), clients);
     most_bytes = std::max(most_bytes, root.bytes());
     ASSERT_TRUE(root.runs() && proxy.runs());
   }
-  strangers.stop();
+  peers.stop();
   while (root.descriptors() > files && !soon().passed() && !deadline.passed()) EXPECT_OK(steady->wait({"k"}, soon()));
-  EXPECT_LE(root.descriptors(), files) << "connections of strangers stay open";
-  EXPECT_LT(most_bytes, bytes + (size_t{256} << 20)) << "what strangers announce is allocated";
-  std::printf("%lld members came, the slowest in %.1f ms; the root grew by %.1f MiB; strangers: %s\n",
-              static_cast<long long>(members), ms(longest), static_cast<double>(most_bytes - bytes) / (1 << 20),
-              strangers.figures().c_str());
+  EXPECT_LE(root.descriptors(), files) << "connections of unauthenticated peers stay open";
+  EXPECT_LT(most_bytes, bytes + (size_t{256} << 20)) << "memory for announced lengths is allocated";
+  std::printf("%lld clients connected, the slowest in %.1f ms; the root grew by %.1f MiB; unauthenticated peers: %s\n",
+              static_cast<long long>(clients), ms(longest), static_cast<double>(most_bytes - bytes) / (1 << 20),
+              peers.summary().c_str());
 }
 
 TEST(UnauthenticatedPeers, DelayNoLink) {
@@ -77,13 +77,13 @@ TEST(UnauthenticatedPeers, DelayNoLink) {
                                      [&](std::unique_ptr<Link> link) { incoming = std::move(link); });
   ASSERT_TRUE(listener.has_value()) << listener.error().to_string();
   const Address address = *Address::parse((*listener)->address());
-  Strangers strangers({address}, {.seed = announced_seed()});
+  UnauthenticatedPeers peers({address}, {.seed = announced_seed()});
   const TimePoint end = now() + soak_time();
   const Deadline deadline = Deadline::at(end + 120s);
   int64_t links = 0;
   Duration longest{0};
-  while (now() < end || strangers.came() < kOversubscribedRanks || links < 100) {
-    ASSERT_FALSE(deadline.passed()) << links << " links, " << strangers.came() << " strangers";
+  while (now() < end || peers.accepted() < kOversubscribedRanks || links < 100) {
+    ASSERT_FALSE(deadline.passed()) << links << " links, " << peers.accepted() << " unauthenticated peers";
     const TimePoint begun = now();
     std::optional<Result<std::unique_ptr<Link>>> outgoing;
     const auto dial = connect_link(*loop, address, self(1), 0, soon(),
@@ -97,9 +97,9 @@ TEST(UnauthenticatedPeers, DelayNoLink) {
     incoming.reset();
     ++links;
   }
-  strangers.stop();
-  std::printf("%lld links were made, the slowest in %.1f ms; strangers: %s\n", static_cast<long long>(links),
-              ms(longest), strangers.figures().c_str());
+  peers.stop();
+  std::printf("%lld links were made, the slowest in %.1f ms; unauthenticated peers: %s\n",
+              static_cast<long long>(links), ms(longest), peers.summary().c_str());
 }
 
 }  // namespace

@@ -63,13 +63,13 @@ TEST(ProcessGroupMuster, AllocatesSharedMemory) {
 }
 
 TEST(ProcessGroupMuster, ReportsAnAbortAsAnError) {
-  std::latch looked(2);  // an abort would also end the other rank's barrier, or its group while that still forms
+  std::latch ready(2);  // an abort would also end the other rank's barrier, or its group while that still forms
   test::run_backends(
       2,
-      [&looked](ProcessGroupMuster& backend) {
+      [&ready](ProcessGroupMuster& backend) {
         EXPECT_EQ(backend.getError(), c10d::ErrorType::SUCCESS);
         backend.barrier(c10d::BarrierOptions())->wait();
-        looked.arrive_and_wait();
+        ready.arrive_and_wait();
         backend.abort();
         EXPECT_EQ(backend.getError(), c10d::ErrorType::COMM_ERROR);
       },
@@ -253,7 +253,7 @@ TEST(ProcessGroupMuster, WaitTimeoutDoesNotEndTheOperation) {
 }
 
 TEST(ProcessGroupMuster, ShutdownLeavesAGroupThatIsStillHeld) {
-  std::promise<void> told;
+  std::promise<void> checked;
   const auto body = [&](ProcessGroupMuster& backend) {
     Tensors tensors{at::ones({4})};
     const auto failure = [&] {
@@ -268,13 +268,13 @@ TEST(ProcessGroupMuster, ShutdownLeavesAGroupThatIsStillHeld) {
     if (backend.getRank() == 1) {
       backend.shutdown();
       EXPECT_NE(failure().message.find("was shut down here"), std::string::npos) << failure().message;
-      return told.get_future().wait();
+      return checked.get_future().wait();
     }
     const Error first = failure(), later = failure();
     EXPECT_EQ(first.code, ErrorCode::kLeft) << first.message;
     EXPECT_EQ(first.rank, 1);
     EXPECT_NE(later.message.find("has left the group"), std::string::npos) << later.message;
-    told.set_value();
+    checked.set_value();
   };
   test::run_backends(2, body, /*together=*/false);
 }

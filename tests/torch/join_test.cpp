@@ -37,7 +37,7 @@ Optimizer make_sharded(Group& group, const std::vector<at::Tensor>& parameters) 
 }
 
 /// Trains one process on the batches of all ranks, then on `last`.
-std::vector<at::Tensor> reference_parameters(bool by_all, const at::Tensor& last) {
+std::vector<at::Tensor> reference_parameters(bool divide_by_world_size, const at::Tensor& last) {
   auto model = make_mlp(1);
   torch::optim::SGD optimizer(model->parameters(), kSgd);
   const auto update = [&](const std::vector<at::Tensor>& batches, size_t divisor) {
@@ -52,7 +52,7 @@ std::vector<at::Tensor> reference_parameters(bool by_all, const at::Tensor& last
       for (size_t rank = 0; rank < counts.size(); ++rank) {
         if (step < counts[rank]) batches.push_back(batch_of(rank, epoch, step));
       }
-      update(batches, by_all ? counts.size() : batches.size());
+      update(batches, divide_by_world_size ? counts.size() : batches.size());
     }
   }
   update({last}, 1);

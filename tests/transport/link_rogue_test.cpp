@@ -46,14 +46,14 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
                               });
     ASSERT_TRUE(loop_->run_until([&] { return done; }, patience()));
   }
-  void say(const Bytes& bytes) {
+  void write(const Bytes& bytes) {
     const iovec piece{const_cast<uint8_t*>(bytes.data()), bytes.size()};
     const Result<size_t> written = rogue_.stream->write({&piece, 1});
     ASSERT_TRUE(written && *written == bytes.size());
   }
   /// Opens the link correctly. After this, `link_` is set.
   void open() {
-    say(frame(LinkFrame::kOpen));
+    write(frame(LinkFrame::kOpen));
     ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
     if (!GetParam().shm) return;
     Fd fd;
@@ -70,7 +70,7 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
   /// Sends `bytes` to a new link, which must end with kProtocol.
   void expect_refused(const Bytes& bytes) {
     open();
-    say(bytes);
+    write(bytes);
     const Error error = fate();
     EXPECT_EQ(error.code, ErrorCode::kProtocol) << error.to_string();
     EXPECT_EQ(error.rank, 1);
@@ -119,7 +119,7 @@ TEST_P(LinkRogue, OnlyClosesTheLinkWithRandomBytes) {
     Random random(seed);
     Bytes rubbish(random.between(1, 2000));
     for (uint8_t& byte : rubbish) byte = static_cast<uint8_t>(random.below(random.chance(0.5) ? 6 : 256));
-    say(rubbish);
+    write(rubbish);
     rogue_.stream.reset();
     region_.reset();
     Outcome outcome;
@@ -135,7 +135,7 @@ TEST_P(LinkRogue, MakesNoLinkWithoutAnOpenFrame) {
                                frame(LinkFrame::kOpen, Bytes(1))}) {
     const auto wire = GetParam().shm ? LinkHello::Wire::kShm : LinkHello::Wire::kSocket;
     connect(encode(make_hello(GetParam().identity(1), wire).value()));
-    say(instead);
+    write(instead);
     while (loop_->run_once(Deadline::after(20ms))) {
     }
     EXPECT_EQ(link_, nullptr);
@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Process, LinkRogue, testing::ValuesIn(process_link_kind
 class ShmRogue : public LinkRogue {
  protected:
   void open_with(Fd fd) {
-    say(frame(LinkFrame::kOpen));
+    write(frame(LinkFrame::kOpen));
     ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
     ASSERT_TRUE(send_fd(rogue_.stream->fd(), fd.get(), patience()));
   }
@@ -168,14 +168,14 @@ class ShmRogue : public LinkRogue {
 TEST_P(ShmRogue, MayNotClaimToHaveWrittenMoreThanFits) {
   open();
   region_->control(0).tail.store(uint64_t{1} << 40);
-  say(frame(LinkFrame::kDoorbell));
+  write(frame(LinkFrame::kDoorbell));
   EXPECT_EQ(fate().code, ErrorCode::kProtocol);
 }
 
 TEST_P(ShmRogue, MayNotMoveItsWritePositionBack) {
   open();
   region_->control(0).tail.store(10);
-  say(frame(LinkFrame::kDoorbell));
+  write(frame(LinkFrame::kDoorbell));
   Outcome outcome;
   std::string into(10, '\0');
   receive_text(*link_, into, outcome.record());
@@ -212,9 +212,9 @@ TEST_P(ShmRogue, MayNotShareMemoryOfAnotherSize) {
 }
 
 TEST_P(ShmRogue, MayNotSendBytesInsteadOfMemory) {
-  say(frame(LinkFrame::kOpen));
+  write(frame(LinkFrame::kOpen));
   ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
-  say(Bytes(1));
+  write(Bytes(1));
   EXPECT_EQ(fate().code, ErrorCode::kProtocol);
 }
 

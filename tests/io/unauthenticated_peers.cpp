@@ -1,4 +1,4 @@
-#include "io/strangers.h"
+#include "io/unauthenticated_peers.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -29,7 +29,7 @@ Bytes greeting_and(Bytes more) {
 
 }  // namespace
 
-struct Strangers::Kind {
+struct UnauthenticatedPeers::Kind {
   enum End : uint8_t { kCloses, kResets, kStays };
 
   const char* name;
@@ -37,7 +37,7 @@ struct Strangers::Kind {
   End end;
 };
 
-const std::vector<Strangers::Kind>& Strangers::kinds() {
+const std::vector<UnauthenticatedPeers::Kind>& UnauthenticatedPeers::kinds() {
   static const std::vector<Kind> all = {
       {"port scans", {{}}, Kind::kCloses},
       {"port scans with a reset", {{}}, Kind::kResets},
@@ -67,18 +67,18 @@ const std::vector<Strangers::Kind>& Strangers::kinds() {
   return all;
 }
 
-Strangers::Strangers(std::vector<Address> targets, Options options)
+UnauthenticatedPeers::UnauthenticatedPeers(std::vector<Address> targets, Options options)
     : targets_(std::move(targets)), options_(options), random_(options.seed), counts_(kinds().size()) {
   thread_ = std::thread([this] { run(); });
 }
 
-void Strangers::stop() {
+void UnauthenticatedPeers::stop() {
   stop_ = true;
   if (thread_.joinable()) thread_.join();
   open_.clear();
 }
 
-std::string Strangers::figures() const {
+std::string UnauthenticatedPeers::summary() const {
   std::string result;
   for (size_t i = 0; i < counts_.size(); ++i) {
     result += fmt::format("{}{} {}", i == 0 ? "" : ", ", counts_[i], kinds()[i].name);
@@ -86,11 +86,11 @@ std::string Strangers::figures() const {
   return result;
 }
 
-void Strangers::run() {
-  while (!stop_) come();
+void UnauthenticatedPeers::run() {
+  while (!stop_) connect_one();
 }
 
-void Strangers::come() {
+void UnauthenticatedPeers::connect_one() {
   const size_t index = random_.below(kinds().size());
   const Kind& kind = kinds()[index];
   auto socket = start_connect(targets_[random_.below(targets_.size())]);
@@ -104,9 +104,9 @@ void Strangers::come() {
     setsockopt(socket->get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   }
   if (kind.end == Kind::kStays) open_.push_back(std::move(*socket));
-  while (open_.size() > options_.most_open) open_.pop_front();
+  while (open_.size() > options_.max_open) open_.pop_front();
   ++counts_[index];
-  ++came_;
+  ++accepted_;
 }
 
 void raise_descriptor_limit() {

@@ -1,11 +1,11 @@
-#include "collective/fleet.h"
+#include "collective/simulated_ranks.h"
 
 #include "muster/base/check.h"
 #include "muster/base/random.h"
 
 namespace muster::test {
 
-Fleet::Fleet(Trial& trial, sim::World& world)
+SimulatedRanks::SimulatedRanks(Trial& trial, sim::World& world)
     : trial_(trial),
       world_(world),
       links_(trial.size()),
@@ -18,12 +18,12 @@ Fleet::Fleet(Trial& trial, sim::World& world)
   for (Rank rank = 0; rank < trial.size(); ++rank) prepared_.emplace_back(trial.schedule(rank));
 }
 
-Fleet::~Fleet() {
+SimulatedRanks::~SimulatedRanks() {
   for (auto& links : links_) links.clear();  // ends pending operations while the schedules still exist
 }
 
 // The table of links ends at the highest peer. So thousands of ranks need little memory.
-void Fleet::start(Rank rank) {
+void SimulatedRanks::start(Rank rank) {
   auto& links = tables_[rank];
   links.assign(links_[rank].empty() ? 0 : links_[rank].rbegin()->first + 1, nullptr);
   for (auto& [peer, link] : links_[rank]) links[peer] = link.get();
@@ -31,7 +31,7 @@ void Fleet::start(Rank rank) {
                         [this, rank](Result<> result) { report(rank, std::move(result)); });
 }
 
-void Fleet::link_up() {
+void SimulatedRanks::link_up() {
   for (Rank rank = 0; rank < trial_.size(); ++rank) {
     for (const Step& step : trial_.schedule(rank).steps) {
       if (step.peer == kNoRank || links_[rank].contains(step.peer)) continue;
@@ -44,7 +44,7 @@ void Fleet::link_up() {
   }
 }
 
-void Fleet::start_all(Duration spread, uint64_t seed) {
+void SimulatedRanks::start_all(Duration spread, uint64_t seed) {
   Random random(seed);
   for (Rank rank = 0; rank < trial_.size(); ++rank) {
     const Duration wait(random.below(static_cast<uint64_t>(spread.count()) + 1));
@@ -54,24 +54,24 @@ void Fleet::start_all(Duration spread, uint64_t seed) {
   }
 }
 
-void Fleet::crash(Rank rank) {
+void SimulatedRanks::crash(Rank rank) {
   crashed_[rank] = true;
   if (!finished(rank)) --unfinished_;
   world_.crash(rank);
 }
 
-Result<> Fleet::run() {
+Result<> SimulatedRanks::run() {
   return world_.run_until([this] { return unfinished_ == 0; }, Deadline::after(std::chrono::hours(1), world_.clock()));
 }
 
-void Fleet::report(Rank rank, Result<> result) {
+void SimulatedRanks::report(Rank rank, Result<> result) {
   MUSTER_CHECK(!finished(rank) && !crashed_[rank], "an execution reports once, and never from a dead rank");
   results_[rank] = result;
   --unfinished_;
   if (!result) abort(rank, result.error());
 }
 
-void Fleet::abort(Rank rank, const Error& why) {
+void SimulatedRanks::abort(Rank rank, const Error& why) {
   if (aborted_[rank] || crashed_[rank]) return;
   aborted_[rank] = true;
   for (auto& [peer, link] : links_[rank]) link->close(why);

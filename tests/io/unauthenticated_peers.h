@@ -18,36 +18,36 @@ namespace muster {
 /// other protocols (HTTP, TLS, SSH, TCPStore), lengths of 2 GB and more, handshakes that stop half-way or use the wrong
 /// secret, and connections that stay open and send nothing. Its own thread makes them as fast as possible. A seed
 /// determines them.
-class Strangers {
+class UnauthenticatedPeers {
  public:
   struct Options {
-    size_t most_open = 2000;  ///< maximum number of open connections; above it, the oldest ones are closed
+    size_t max_open = 2000;  ///< maximum number of open connections; above it, the oldest ones are closed
     uint64_t seed = 1;
   };
-  Strangers(std::vector<Address> targets, Options options);
-  ~Strangers() { stop(); }
-  Strangers(const Strangers&) = delete;
-  Strangers& operator=(const Strangers&) = delete;
+  UnauthenticatedPeers(std::vector<Address> targets, Options options);
+  ~UnauthenticatedPeers() { stop(); }
+  UnauthenticatedPeers(const UnauthenticatedPeers&) = delete;
+  UnauthenticatedPeers& operator=(const UnauthenticatedPeers&) = delete;
 
   /// Ends the thread and closes every connection.
   void stop();
   /// The number of connections so far. Thread-safe.
-  uint64_t came() const { return came_; }
+  uint64_t accepted() const { return accepted_; }
   /// A summary such as "811 port scans, 790 silent, ...". Must be called after stop().
-  std::string figures() const;
+  std::string summary() const;
 
  private:
   struct Kind;
   static const std::vector<Kind>& kinds();
   void run();
-  void come();
+  void connect_one();
 
   const std::vector<Address> targets_;
   const Options options_;
   Random random_;
   std::deque<Fd> open_;
   std::vector<uint64_t> counts_;
-  std::atomic<uint64_t> came_ = 0;
+  std::atomic<uint64_t> accepted_ = 0;
   std::atomic<bool> stop_ = false;
   std::thread thread_;
 };

@@ -12,10 +12,10 @@ namespace muster::test {
 
 /// All ranks of a trial in a simulated world, each with its links and its schedule. A rank that fails closes all its
 /// links with its first error, as a group does.
-class Fleet {
+class SimulatedRanks {
  public:
-  Fleet(Trial& trial, sim::World& world);
-  ~Fleet();
+  SimulatedRanks(Trial& trial, sim::World& world);
+  ~SimulatedRanks();
 
   void start(Rank rank);
   /// Starts each rank at a random time within `spread`.

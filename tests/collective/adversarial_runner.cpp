@@ -1,4 +1,4 @@
-#include "collective/rendezvous.h"
+#include "collective/adversarial_runner.h"
 
 #include <fmt/format.h>
 
@@ -10,46 +10,46 @@
 
 namespace muster::test {
 
-Rendezvous::Rendezvous(Trial& trial, uint64_t seed) : trial_(trial), random_(seed) {
+AdversarialRunner::AdversarialRunner(Trial& trial, uint64_t seed) : trial_(trial), random_(seed) {
   for (Rank rank = 0; rank < trial.size(); ++rank) {
     const std::vector<Step>& steps = trial.schedule(rank).steps;
-    parties_.push_back({DependencyGraph(steps), steps.size(), {}});
+    progress_.push_back({DependencyGraph(steps), steps.size(), {}});
   }
 }
 
-void Rendezvous::start(Rank rank) { parties_[rank].graph.begin_run(begin_when_ready(rank)); }
+void AdversarialRunner::start(Rank rank) { progress_[rank].graph.begin_run(begin_when_ready(rank)); }
 
-void Rendezvous::start_all() {
+void AdversarialRunner::start_all() {
   for (Rank rank = 0; rank < trial_.size(); ++rank) start(rank);
 }
 
-void Rendezvous::begin(Rank rank, uint32_t index) {
+void AdversarialRunner::begin(Rank rank, uint32_t index) {
   const Step& what = step(rank, index);
   switch (what.kind) {
     case Step::Kind::kSend:
       hold(rank, index, what.from, false);
-      offer(rank, what.peer, {rank, index}, true);
+      post(rank, what.peer, {rank, index}, true);
       break;
     case Step::Kind::kReceive:
     case Step::Kind::kReceiveReduce:
       hold(rank, index, what.on_link(), true);
-      offer(what.peer, rank, {rank, index}, false);
+      post(what.peer, rank, {rank, index}, false);
       break;
     case Step::Kind::kCopy:
     case Step::Kind::kReduce:
       actions_.push_back({nullptr, rank, index});
       break;
   }
-  parties_[rank].graph.on_started(index, begin_when_ready(rank));
+  progress_[rank].graph.on_started(index, begin_when_ready(rank));
 }
 
-void Rendezvous::end(Rank rank, uint32_t index) {
-  --parties_[rank].unfinished;
-  std::erase_if(parties_[rank].holds, [&](const Hold& hold) { return hold.step == index; });
-  parties_[rank].graph.on_ended(index, begin_when_ready(rank));
+void AdversarialRunner::end(Rank rank, uint32_t index) {
+  --progress_[rank].unfinished;
+  std::erase_if(progress_[rank].uses, [&](const MemoryUse& hold) { return hold.step == index; });
+  progress_[rank].graph.on_ended(index, begin_when_ready(rank));
 }
 
-void Rendezvous::offer(Rank from, Rank to, Transfer transfer, bool send) {
+void AdversarialRunner::post(Rank from, Rank to, Transfer transfer, bool send) {
   Channel& channel = channels_[static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to)];
   (send ? channel.sends : channel.receives).push_back(transfer);
   if (channel.listed || channel.sends.empty() || channel.receives.empty()) return;
@@ -57,13 +57,13 @@ void Rendezvous::offer(Rank from, Rank to, Transfer transfer, bool send) {
   actions_.push_back({&channel});
 }
 
-void Rendezvous::run() {
+void AdversarialRunner::run() {
   while (!actions_.empty()) {
     std::swap(actions_[random_.below(actions_.size())], actions_.back());
     const Action action = actions_.back();
     actions_.pop_back();
     if (action.channel != nullptr && action.rank == kNoRank) {
-      carry(*action.channel);
+      transfer_bytes(*action.channel);
       continue;
     }
     if (action.channel != nullptr) {
@@ -77,7 +77,7 @@ void Rendezvous::run() {
   }
 }
 
-void Rendezvous::run_local(Rank rank, uint32_t index) {
+void AdversarialRunner::run_local(Rank rank, uint32_t index) {
   const Step& what = step(rank, index);
   if (what.kind == Step::Kind::kReduce) combine(rank, index);
   if (what.kind != Step::Kind::kCopy) return;
@@ -88,7 +88,7 @@ void Rendezvous::run_local(Rank rank, uint32_t index) {
   std::memcpy(to, memory(rank, what.from), what.from.bytes);
 }
 
-void Rendezvous::carry(Channel& channel) {
+void AdversarialRunner::transfer_bytes(Channel& channel) {
   const Transfer out = channel.sends.front(), in = channel.receives.front();
   const Step& send = step(out.rank, out.step);
   const Step& receive = step(in.rank, in.step);
@@ -110,15 +110,15 @@ void Rendezvous::carry(Channel& channel) {
   actions_.push_back({&channel, out.rank});  // the sender learns of the completion some time later
 }
 
-void Rendezvous::hold(Rank rank, uint32_t index, const Range& range, bool writes) {
+void AdversarialRunner::hold(Rank rank, uint32_t index, const Range& range, bool writes) {
   touch(rank, index, range, writes);
   const uint8_t* const begin = memory(rank, range);
-  parties_[rank].holds.push_back({index, begin, begin + range.bytes, writes});
+  progress_[rank].uses.push_back({index, begin, begin + range.bytes, writes});
 }
 
-void Rendezvous::touch(Rank rank, uint32_t index, const Range& range, bool writes) {
+void AdversarialRunner::touch(Rank rank, uint32_t index, const Range& range, bool writes) {
   const uint8_t* const begin = memory(rank, range);
-  for (const Hold& other : parties_[rank].holds) {
+  for (const MemoryUse& other : progress_[rank].uses) {
     const bool overlap = begin < other.end && other.begin < begin + range.bytes;
     if (!overlap || other.step == index || !(writes || other.writes) || !conflict_.empty()) continue;
     conflict_ = fmt::format("{}: at rank {} step {} touches memory of step {}, which has not ended:\n{}", trial_.name(),
@@ -126,7 +126,7 @@ void Rendezvous::touch(Rank rank, uint32_t index, const Range& range, bool write
   }
 }
 
-void Rendezvous::combine(Rank rank, uint32_t index) {
+void AdversarialRunner::combine(Rank rank, uint32_t index) {
   const Step& what = step(rank, index);
   touch(rank, index, what.from, false);
   touch(rank, index, what.with, false);
@@ -136,7 +136,7 @@ void Rendezvous::combine(Rank rank, uint32_t index) {
              what.to.bytes / size_of(dtype), dtype, ReduceOp::kSum);
 }
 
-uint8_t* Rendezvous::memory(Rank rank, const Range& range) {
+uint8_t* AdversarialRunner::memory(Rank rank, const Range& range) {
   const MutableByteView memory = trial_.memory(rank, range.buffer);
   MUSTER_CHECK(range.bytes > 0 && range.offset + range.bytes <= memory.size(),
                fmt::format("{}: rank {} has a range of {} bytes at {} of {}", trial_.name(), rank, range.bytes,
@@ -144,11 +144,11 @@ uint8_t* Rendezvous::memory(Rank rank, const Range& range) {
   return memory.data() + range.offset;
 }
 
-std::string Rendezvous::fault() const {
+std::string AdversarialRunner::fault() const {
   if (!conflict_.empty()) return conflict_;
   for (Rank rank = 0; rank < trial_.size(); ++rank) {
-    if (parties_[rank].unfinished == 0) continue;
-    return fmt::format("{}: rank {} is stuck with {} steps left:\n{}", trial_.name(), rank, parties_[rank].unfinished,
+    if (progress_[rank].unfinished == 0) continue;
+    return fmt::format("{}: rank {} is stuck with {} steps left:\n{}", trial_.name(), rank, progress_[rank].unfinished,
                        to_string(trial_.schedule(rank)));
   }
   for (const auto& [peers, channel] : channels_) {

@@ -15,28 +15,28 @@ namespace muster::test {
 /// when the receiver takes them, a few at a time, and possible actions run in random order. Nothing is buffered, so it
 /// finds deadlocks, and steps that rely on an order that is not guaranteed. It also checks that no step writes memory
 /// that a send or receive still uses, or reads memory that a receive still uses.
-class Rendezvous {
+class AdversarialRunner {
  public:
-  Rendezvous(Trial& trial, uint64_t seed);
+  AdversarialRunner(Trial& trial, uint64_t seed);
   void start(Rank rank);
   void start_all();
   /// Runs until no action is possible any more.
   void run();
-  bool finished(Rank rank) const { return parties_[rank].unfinished == 0; }
+  bool finished(Rank rank) const { return progress_[rank].unfinished == 0; }
   /// Describes steps that are stuck, data that is left over, or a wrong result. Empty if there is no fault.
   std::string fault() const;
 
  private:
-  struct Hold {
+  struct MemoryUse {
     uint32_t step;
     const uint8_t* begin;
     const uint8_t* end;
     bool writes;
   };
-  struct Party {
+  struct RankProgress {
     DependencyGraph graph;
     size_t unfinished = 0;
-    std::vector<Hold> holds;  // memory that unfinished sends and receives use
+    std::vector<MemoryUse> uses;  // memory that unfinished sends and receives use
   };
   struct Transfer {
     Rank rank;
@@ -60,8 +60,8 @@ class Rendezvous {
   }
   void begin(Rank rank, uint32_t index);
   void end(Rank rank, uint32_t index);
-  void offer(Rank from, Rank to, Transfer transfer, bool send);
-  void carry(Channel& channel);
+  void post(Rank from, Rank to, Transfer transfer, bool send);
+  void transfer_bytes(Channel& channel);
   void run_local(Rank rank, uint32_t index);
   void combine(Rank rank, uint32_t index);
   void hold(Rank rank, uint32_t index, const Range& range, bool writes);
@@ -70,7 +70,7 @@ class Rendezvous {
 
   Trial& trial_;
   Random random_;
-  std::vector<Party> parties_;
+  std::vector<RankProgress> progress_;
   std::unordered_map<uint64_t, Channel> channels_;
   std::vector<Action> actions_;
   std::string conflict_;
