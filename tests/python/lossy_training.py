@@ -18,7 +18,7 @@ import copy, json, os, signal, sys, torch, torch.distributed as dist, muster
 from datetime import timedelta
 folder, seed, timeout = sys.argv[1], int(sys.argv[2]), timedelta(seconds=float(sys.argv[3]))
 
-def tell(what, text):
+def report(what, text):
     with open(f"{folder}/{what}.part", "w") as file:
         file.write(text)
     os.rename(f"{folder}/{what}.part", f"{folder}/{what}")
@@ -60,13 +60,13 @@ try:
         check_round(round)
         round += 1
         if rank == 0:
-            tell("rounds", str(round))
+            report("rounds", str(round))
         over.fill_(os.path.exists(f"{folder}/stop"))
         dist.all_reduce(over, dist.ReduceOp.MAX)
         dist.distributed_c10d._set_pg_timeout(timeout)  # not before: ranks come late to form it
 except (dist.DistBackendError, AssertionError) as error:
-    blamed = getattr(error, "rank", None)  # torch's DDP raises errors without it
-    tell(f"error.{rank}", json.dumps({"kind": type(error).__name__, "rank": blamed, "text": str(error)}))
+    named_rank = getattr(error, "rank", None)  # torch's DDP raises errors without it
+    report(f"error.{rank}", json.dumps({"kind": type(error).__name__, "rank": named_rank, "text": str(error)}))
     signal.pause()  # the test ends all
 dist.destroy_process_group()
 print(f"{round} rounds were right", flush=True)

@@ -227,9 +227,9 @@ def test_unwritable_files_are_refused_before_measuring(
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     assert asked(["collectives", option, str(tmp_path / name)]) == 2
-    said = capsys.readouterr()
-    assert re.search(f"{name} cannot be written: ({reason})", said.err), said.err
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert re.search(f"{name} cannot be written: ({reason})", captured.err), captured.err
+    assert captured.out == ""
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -101,8 +101,8 @@ def test_memory_is_the_median_of_the_repeats() -> None:
 
 def test_a_launcher_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_END_TIMEOUT", 0.1)
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as process:
+    ignores_sigterm = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", ignores_sigterm], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         launch._end(process)
@@ -114,7 +114,7 @@ def test_a_failed_job_is_reported_with_its_output(
 ) -> None:
     monkeypatch.setattr(launch, "WORKER", "raise SystemExit('no barrier today')")
     assert main(["launch", "--quick", "--workers", "2"]) == 1
-    said = capsys.readouterr().err
-    assert "ended too early" in said and "no barrier today" in said
+    output = capsys.readouterr().err
+    assert "ended too early" in output and "no barrier today" in output
     assert marked_processes(without_torch) == []
-    assert sys.executable in said
+    assert sys.executable in output

@@ -79,8 +79,8 @@ def test_shell_blocks_run_in_order(page: str, page_folder: Path) -> None:
             script.append(f"echo @@{number}\n(\n{block.code}) && exit 99 || true")
         else:
             script.append(f"echo @@{number}\n{block.code}")
-    said = run(["bash", "-c", "\n".join(script)], page_folder)
-    outputs = {blocks[int(number)].line: text for number, text in re.findall(r"(?ms)^@@(\d+)\n(.*?)(?=^@@|\Z)", said)}
+    output = run(["bash", "-c", "\n".join(script)], page_folder)
+    outputs = {blocks[int(number)].line: text for number, text in re.findall(r"(?ms)^@@(\d+)\n(.*?)(?=^@@|\Z)", output)}
     last = ""
     for block in PAGES[page]:
         last = outputs.get(block.line, last)

@@ -42,15 +42,15 @@ def test_chars_gives_every_rank_data(root: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("options", ["--hook all_reduce", "--hook int8", "--outer diloco --hook int8"])
 def test_digits_reach_97_percent_over_slow_links(example: Callable[..., str], options: str) -> None:
-    said = example(2, "slow_links.py", *options.split())
-    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
-    assert len(accuracies) == 12, said
-    assert max(accuracies) >= 97, said
+    output = example(2, "slow_links.py", *options.split())
+    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", output)]
+    assert len(accuracies) == 12, output
+    assert max(accuracies) >= 97, output
 
 
 def test_hello_adds_up_the_ranks(example: Callable[..., str]) -> None:
-    said = example(3, "hello.py")
-    assert sorted(re.findall(r"rank (\d) of 3: the sum is 3", said)) == ["0", "1", "2"], said
+    output = example(3, "hello.py")
+    assert sorted(re.findall(r"rank (\d) of 3: the sum is 3", output)) == ["0", "1", "2"], output
 
 
 def test_group_reduces_without_the_dispatcher(example: Callable[..., str]) -> None:
@@ -58,15 +58,15 @@ def test_group_reduces_without_the_dispatcher(example: Callable[..., str]) -> No
 
 
 def test_fsdp2_trains_on_shards(example: Callable[..., str]) -> None:
-    said = example(2, "fsdp2.py")
-    first, last = (float(loss) for loss in re.findall(r"loss ([\d.]+)", said))
-    assert last < first / 2, said
-    shards = [int(count) for count in re.findall(r"keeps (\d+) of 2177", said)]
-    assert sum(shards) == 2177 and max(shards) < 2177, said
+    output = example(2, "fsdp2.py")
+    first, last = (float(loss) for loss in re.findall(r"loss ([\d.]+)", output))
+    assert last < first / 2, output
+    shards = [int(count) for count in re.findall(r"keeps (\d+) of 2177", output)]
+    assert sum(shards) == 2177 and max(shards) < 2177, output
 
 
 def test_elastic_resumes_from_its_checkpoint(root: Path, muster: str, run: Callable[..., str], tmp_path: Path) -> None:
     script = [root / "examples/python/elastic.py", "--checkpoint", tmp_path / "elastic.pt", "--fail-at", "5"]
-    said = run([muster, "run", "--nproc-per-node", "2", "--max-restarts", "3", *script])
-    assert re.findall(r"restart (\d): begins at step (\d+)", said) == [("0", "0"), ("1", "5")], said
-    assert "step 10: weights [30.0, 30.0, 30.0, 30.0]" in said, said
+    output = run([muster, "run", "--nproc-per-node", "2", "--max-restarts", "3", *script])
+    assert re.findall(r"restart (\d): begins at step (\d+)", output) == [("0", "0"), ("1", "5")], output
+    assert "step 10: weights [30.0, 30.0, 30.0, 30.0]" in output, output

@@ -50,11 +50,11 @@ def test_the_demo_trains_across_two_hosts(
     hosts: tuple[Host, Host], root: Path, release_build: Path, tmp_path: Path
 ) -> None:
     script: list[str | Path] = [root / "examples/python/digits.py", "--plot", tmp_path / "digits.png"]
-    (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/cli/muster", script)
-    assert (status, other_status) == (0, 0), said + other_said
-    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
-    assert accuracies and accuracies[-1] >= 97, said
-    assert "with 4 ranks" in said
+    (status, output), (other_status, other_output) = run_on(hosts, release_build / "src/muster/cli/muster", script)
+    assert (status, other_status) == (0, 0), output + other_output
+    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", output)]
+    assert accuracies and accuracies[-1] >= 97, output
+    assert "with 4 ranks" in output
 
 
 REPORT = """
@@ -75,12 +75,12 @@ dist.destroy_process_group()
 def test_only_documented_ports_stay_open(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
     script = tmp_path / "report.py"
     script.write_text(REPORT)
-    (status, said), (other_status, other_said) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
-    assert (status, other_status) == (0, 0), said + other_said
+    (status, output), (other_status, other_output) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
+    assert (status, other_status) == (0, 0), output + other_output
     # Each rank has one port, to which other ranks may connect to send it messages. Unauthenticated peers fail there as
     # at any other port.
-    assert said.count("sum ok; 3 ports open") == 2, said
-    assert other_said.count("sum ok; 2 ports open") == 2, other_said
+    assert output.count("sum ok; 3 ports open") == 2, output
+    assert other_output.count("sum ok; 2 ports open") == 2, other_output
 
 
 def test_hosts_rendezvous_in_a_shared_file(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_hosts_rendezvous_in_a_shared_file(hosts: tuple[Host, Host], release_bui
     meeting = f"file://{tmp_path}/meeting"
     ended = run_on(hosts, release_build / "src/muster/cli/muster", [script], 1, ("--timeout", "30"), meeting)
     assert [status for status, _ in ended] == [0, 0], ended
-    assert all("sum ok" in said for _, said in ended), ended
+    assert all("sum ok" in output for _, output in ended), ended
 
 
 def test_the_named_interface_carries_the_job(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_the_named_interface_carries_the_job(hosts: tuple[Host, Host], release_b
     script.write_text(REPORT + "print('on', os.environ['MUSTER_INTERFACE'], flush=True)\n")
     binary = release_build / "src/muster/cli/muster"
     reports = run_on(hosts, binary, [script], nproc=1, options=("--interface", "veth0"))
-    for status, said in reports:
-        assert status == 0, said
-        assert "sum ok" in said and "on veth0" in said, said
+    for status, output in reports:
+        assert status == 0, output
+        assert "sum ok" in output and "on veth0" in output, output
 
 
 def test_a_node_with_another_secret_is_refused(hosts: tuple[Host, Host], release_build: Path, tmp_path: Path) -> None:
@@ -112,18 +112,18 @@ def test_a_node_with_another_secret_is_refused(hosts: tuple[Host, Host], release
         [binary, "run", "--node-rank", "0", *common],
         env={"MUSTER_SECRET": SECRET},
     )
-    stranger = hosts[1].start(
+    wrong_secret = hosts[1].start(
         [binary, "run", "--node-rank", "1", *common],
         env={"MUSTER_SECRET": SECRET[::-1]},
     )
     try:
-        said = stranger.communicate(timeout=90)[0]
-        assert stranger.returncode != 0
-        assert "its job secret differs" in said, said
+        output = wrong_secret.communicate(timeout=90)[0]
+        assert wrong_secret.returncode != 0
+        assert "its job secret differs" in output, output
         assert root.poll() is None  # it goes on waiting for the real one
     finally:
         root.kill()
-        stranger.kill()
+        wrong_secret.kill()
         root.wait(timeout=30)
 
 
@@ -226,12 +226,12 @@ def test_trace_corrects_clocks_of_hosts(hosts: tuple[Host, Host], release_build:
         command += ["--master-addr", hosts[0].address, "--master-port", "29500", script, trace]
         agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
     try:
-        said = [agent.communicate(timeout=TIMEOUT)[0] for agent in agents]
+        outputs = [agent.communicate(timeout=TIMEOUT)[0] for agent in agents]
     finally:
         for agent in agents:
             agent.kill()
-    assert [agent.returncode for agent in agents] == [0, 0], said
-    clocks = [int(re.findall(r"clock (\d+)", text)[0]) for text in said]
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    clocks = [int(re.findall(r"clock (\d+)", text)[0]) for text in outputs]
     assert clocks[1] - clocks[0] > 50_000e9, "the clocks do differ"
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     calls = [[event for event in events if event["pid"] >> 16 == rank and event["ts"] >= 0] for rank in range(2)]
@@ -245,12 +245,12 @@ def test_trace_corrects_clocks_of_hosts(hosts: tuple[Host, Host], release_build:
 WATCHED = """
 import os, sys, time, torch, torch.distributed as dist
 folder, rank = sys.argv[1], int(os.environ["RANK"])
-def tell(what):
+def report(what):
     with open(f"{folder}/{what}.{rank}.part", "w") as file: file.write(str(os.getpid()))
     os.rename(f"{folder}/{what}.{rank}.part", f"{folder}/{what}.{rank}")
 def wait_for(what):
     while not os.path.exists(f"{folder}/{what}"): os.sched_yield()
-tell("pid")
+report("pid")
 wait_for("numbers_taken")
 dist.init_process_group("muster")
 size, data, message = dist.get_world_size(), torch.ones(1000), torch.ones(1)
@@ -264,9 +264,9 @@ def call():
         sent.wait()
         assert got.item() == 1
 call()
-tell("formed")
+report("formed")
 wait_for("others_ended")
-# The death of a peer is acted upon half a second later, for what it last said to be read.
+# The death of a peer is acted upon half a second later, so that its last message can be read.
 deadline, left = time.monotonic() + 2, torch.ones(1)
 while left.item():
     call()
@@ -315,13 +315,13 @@ def test_a_local_pid_equal_to_a_remote_ranks_may_exit(
             process.kill()
             process.wait(TIMEOUT)
         (tmp_path / "others_ended").touch()
-        said = [agent.communicate(timeout=TIMEOUT)[0] for agent in agents]
+        outputs = [agent.communicate(timeout=TIMEOUT)[0] for agent in agents]
     finally:
         for process in (*agents, *others):
             process.kill()
             process.wait(TIMEOUT)
-    assert [agent.returncode for agent in agents] == [0, 0], said
-    assert all(text.count("all is well") == 2 for text in said), said
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    assert all(text.count("all is well") == 2 for text in outputs), outputs
 
 
 def test_hosts_look_like_separate_machines(hosts: tuple[Host, Host]) -> None:

@@ -69,8 +69,8 @@ def test_the_core_builds_and_runs_without_torch(prefix: Path, run: Run, tmp_path
 def test_the_core_example_joins_a_job_without_torch(prefix: Path, run: Run, root: Path, tmp_path: Path) -> None:
     build(run, root / "examples/cpp_core", tmp_path / "build", str(prefix))
     program = tmp_path / "build/pi"
-    said = run([prefix / "bin/muster", "run", "--nproc-per-node", "3", "--no-python", program])
-    assert sorted(re.findall(r"rank (\d) of 3: pi is 3.141593", said)) == ["0", "1", "2"], said
+    output = run([prefix / "bin/muster", "run", "--nproc-per-node", "3", "--no-python", program])
+    assert sorted(re.findall(r"rank (\d) of 3: pi is 3.141593", output)) == ["0", "1", "2"], output
     alone = subprocess.run([program], capture_output=True, text=True, timeout=60)
     assert (alone.returncode, alone.stderr) == (1, "pi: invalid argument: start this with `muster run`\n")
 
@@ -146,7 +146,7 @@ def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("digits --epochs 3", "digits: takes no options, not --epochs"),
         ("chars --steps ten", "chars: --steps takes a number, not ten"),
@@ -154,17 +154,17 @@ def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]
         ("chars --steps", "chars: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --steps "),
     ],
 )
-def test_cpp_examples_refuse_unknown_options(built_examples: Path, command: str, said: str) -> None:
+def test_cpp_examples_refuse_unknown_options(built_examples: Path, command: str, message: str) -> None:
     name, *arguments = command.split()
     refused = subprocess.run([built_examples / name, *arguments], capture_output=True, text=True, timeout=60)
-    assert (refused.returncode, refused.stderr) == (1, said + "\n")
+    assert (refused.returncode, refused.stderr) == (1, message + "\n")
 
 
 def test_cpp_digits_build_and_reach_97_percent(examples: Callable[..., str]) -> None:
-    said = examples("digits")
-    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", said)]
-    assert len(accuracies) == 12, said
-    assert accuracies[-1] >= 97, said
+    output = examples("digits")
+    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", output)]
+    assert len(accuracies) == 12, output
+    assert accuracies[-1] >= 97, output
 
 
 def test_chars_learn_and_resume_from_a_checkpoint(examples: Callable[..., str], tmp_path: Path) -> None:

@@ -116,10 +116,10 @@ def test_a_node_lost_in_a_barrier_is_replaced(start: Launch, two_nodes: list[str
         job.expect("ready")
     end(lost, "agent")
     root.expect("lost host .*: its agent was killed")
-    heir = start(*two_nodes, *tiers, "--node-rank=1", code=code)
-    assert [root.finish(), heir.finish()] == [0, 0], root.err + heir.err
+    replacement = start(*two_nodes, *tiers, "--node-rank=1", code=code)
+    assert [root.finish(), replacement.finish()] == [0, 0], root.err + replacement.err
     assert lost.finish() == 137
-    for job in (root, lost, heir):
+    for job in (root, lost, replacement):
         assert job.left_behind() == []
 
 
@@ -161,17 +161,17 @@ def test_middle_proxies_die_at_start_and_end(start: Launch, chain: list[str]) ->
     end(middle, "agent")
     # The next node finds that its middle proxy is dead and reports to the root. It then becomes the middle proxy of the
     # last node.
-    heir = start(*chain, "--shutdown-timeout=1000")  # its agent runs until it is killed
-    heir.expect("of 3 nodes|ready")
+    replacement = start(*chain, "--shutdown-timeout=1000")  # its agent runs until it is killed
+    replacement.expect("of 3 nodes|ready")
     last = start(*chain, "--shutdown-timeout=1")
     last.expect(r"ready \d+")
     root.send(signal.SIGTERM)
     last.expect("SIGTERM on host")
-    end(heir, "agent")
+    end(replacement, "agent")
     assert [root.finish(), last.finish()] == [143, 143], root.err + last.err
-    for job in (middle, heir):
+    for job in (middle, replacement):
         job.finish()
-    for job in (root, middle, heir, last):
+    for job in (root, middle, replacement, last):
         assert job.left_behind() == []
 
 
@@ -234,7 +234,7 @@ def test_death_while_the_zygote_imports(
 ) -> None:
     pytest.importorskip("torch")
     module = tmp_path / "long_import.py"
-    module.write_text(IMPORT_UNTIL_TOLD if victim == "zygote" else IMPORT_FOREVER)
+    module.write_text(IMPORT_UNTIL_RESUMED if victim == "zygote" else IMPORT_FOREVER)
     words = ["--no-warm", "--preload=long_import", "--nproc-per-node=2"]
     env = {"PYTHONPATH": str(tmp_path), "PET_START_METHOD": "zygote"}
     job = launch(*words, script("print('child of', os.getppid())"), env=env)
@@ -250,7 +250,7 @@ def test_death_while_the_zygote_imports(
             os.kill(zygotes[-1], signal.SIGKILL)
         if victim == "zygote":
             zygotes.append(int(job.expect(r"importing (\d+)", 2)[1][1]))
-            module.with_name(module.name + ".told").touch()
+            module.with_name(module.name + ".resumed").touch()
         assert job.finish() == 0, job.err
         parent = zygotes[-1] if victim == "zygote" else agent
         assert job.out.count(f"child of {parent}\n") == 2, job.out
@@ -258,20 +258,20 @@ def test_death_while_the_zygote_imports(
     assert job.left_behind() == []
 
 
-IMPORT_UNTIL_TOLD = """import os
+IMPORT_UNTIL_RESUMED = """import os
 os.write(2, b'importing %d\\n' % os.getpid())
-while not os.path.exists(__file__ + '.told'): os.sched_yield()
+while not os.path.exists(__file__ + '.resumed'): os.sched_yield()
 """
 
 
-@pytest.mark.parametrize("victim", ["root", "member", "member_with_an_heir"])
+@pytest.mark.parametrize("victim", ["root", "member", "replaced_member"])
 def test_one_agent_dies_while_zygotes_import(
     launch: Launch, script: Callable[[str], Path], two_nodes: list[str], tmp_path: Path, victim: str
 ) -> None:
     pytest.importorskip("torch")
     module = tmp_path / "long_import.py"
-    module.write_text(IMPORT_UNTIL_TOLD)
-    restarts = int(victim == "member_with_an_heir")
+    module.write_text(IMPORT_UNTIL_RESUMED)
+    restarts = int(victim == "replaced_member")
     words = ["--no-warm", "--preload=long_import", f"--max-restarts={restarts}", *two_nodes, script("print('ran')")]
     env = {"PYTHONPATH": str(tmp_path), "PET_START_METHOD": "zygote", "MUSTER_SECRET": secrets.token_hex(32)}
 
@@ -288,7 +288,7 @@ def test_one_agent_dies_while_zygotes_import(
         kept.expect("its agent was killed")
         jobs.append(start(1))
         zygotes.append(int(jobs[2].expect(r"importing (\d+)")[0][1]))
-        module.with_name(module.name + ".told").touch()
+        module.with_name(module.name + ".resumed").touch()
         assert [kept.finish(), jobs[2].finish()] == [0, 0], kept.err + jobs[2].err
         assert "[rank 0] ran" in kept.out and "[rank 1] ran" in jobs[2].out
     else:

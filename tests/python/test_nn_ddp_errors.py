@@ -153,9 +153,9 @@ def wrap_twice(rank: int) -> None:
     model = DistributedDataParallel(Shared())
     with pytest.raises(RuntimeError, match="Expected to mark a variable ready only once"):
         model(torch.ones(1, 2)).sum().backward()
-    told = model._get_ddp_logging_data()
-    assert told["has_error"] == 1
-    assert "ready only once" in told["error"]
+    logged = model._get_ddp_logging_data()
+    assert logged["has_error"] == 1
+    assert "ready only once" in logged["error"]
 
 
 def register_wrong_hooks(rank: int) -> None:

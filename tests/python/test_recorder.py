@@ -174,6 +174,6 @@ def test_dump_of_a_process_without_groups() -> None:
     result = subprocess.run([command, "dump", str(os.getpid())], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert f"muster: dump: process {os.getpid()} has no muster group" in result.stderr
-    result = subprocess.run([command, "trace", "--job", "nobody"], capture_output=True, text=True, check=False)
+    result = subprocess.run([command, "trace", "--job", "absent"], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "no process of this user on this host has a muster group in the job nobody" in result.stderr
+    assert "no process of this user on this host has a muster group in the job absent" in result.stderr

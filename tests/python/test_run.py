@@ -68,15 +68,15 @@ def test_a_worker_that_raises_ends_the_job_and_is_shown(launch: Launch, script: 
 
 def test_last_output_of_other_ranks_is_shown(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
     text = f"""
-said, told = {str(tmp_path / "said")!r}, {str(tmp_path / "told")!r}
+written, resumed = {str(tmp_path / "written")!r}, {str(tmp_path / "resumed")!r}
 print('ready', flush=True)
-while not os.path.exists(told): os.sched_yield()
+while not os.path.exists(resumed): os.sched_yield()
 if rank == 0:
     sys.stderr.write('step\\n' * 9000 + 'loss is nan\\n')
     sys.stderr.flush()
-    open(said, 'w')
+    open(written, 'w')
     signal.pause()
-while not os.path.exists(said): os.sched_yield()
+while not os.path.exists(written): os.sched_yield()
 os._exit(3)
 """
     job = launch("--nproc-per-node=2", script(text))
@@ -84,7 +84,7 @@ os._exit(3)
     agent = job.agent()
     workers = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
     os.kill(agent, signal.SIGSTOP)
-    (tmp_path / "told").touch()
+    (tmp_path / "resumed").touch()
     wait_until(lambda: any(map(is_gone, map(int, workers))))
     os.kill(agent, signal.SIGCONT)
     assert job.finish() == 3
@@ -104,18 +104,18 @@ os._exit(5)
 
 
 @pytest.mark.parametrize(
-    "text, said", [("raise KeyError(41)", "KeyError: 41"), ("os._exit(5)", "exited with status 5")]
+    "text, reason", [("raise KeyError(41)", "KeyError: 41"), ("os._exit(5)", "exited with status 5")]
 )
 def test_the_launchers_own_error_file_says_why_the_job_failed(
-    launch: Launch, script: Callable[[str], Path], tmp_path: Path, text: str, said: str
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path, text: str, reason: str
 ) -> None:
     file = tmp_path / "error.json"
     file.write_text("of an earlier try")
     job = launch(script(text), env={"TORCHELASTIC_ERROR_FILE": str(file)})
     assert job.finish() != 0
     message = json.loads(file.read_text())["message"]
-    assert message["message"].endswith(said), message
-    assert message["extraInfo"]["py_callstack"].endswith(said) == (said == "KeyError: 41")
+    assert message["message"].endswith(reason), message
+    assert message["extraInfo"]["py_callstack"].endswith(reason) == (reason == "KeyError: 41")
     assert list(tmp_path.glob("error.json.*")) == []
 
 
@@ -173,14 +173,14 @@ def test_a_stopped_worker_is_killed(launch: Launch, script: Callable[[str], Path
 
 # A child in the worker's process group, one in a session of its own, and one whose parent is gone. All ignore SIGTERM.
 FAMILY = f"""
-deaf = [sys.executable, '-c', '''import signal
+ignores_sigterm = [sys.executable, '-c', '''import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("child", flush=True)
 while True: signal.pause()''']
-subprocess.Popen(deaf)
-subprocess.Popen(deaf, start_new_session=True)
+subprocess.Popen(ignores_sigterm)
+subprocess.Popen(ignores_sigterm, start_new_session=True)
 if os.fork() == 0:
-    subprocess.Popen(deaf, start_new_session=True)
+    subprocess.Popen(ignores_sigterm, start_new_session=True)
     os._exit(0)
 {WAIT_FOREVER}"""
 
@@ -306,7 +306,7 @@ def test_a_worker_that_cannot_start_is_named_at_once(launch: Launch, tmp_path: P
 
 
 def test_wrong_options_are_named_with_status_2(launch: Launch) -> None:
-    for words, said in [
+    for words, message in [
         (["--no-such-option", "x.py"], "unknown option --no-such-option"),
         (["--nproc-per-node=many", "x.py"], "--nproc-per-node takes auto, cpu, gpu, xpu or a number"),
         (["--max-restarts=-1", "x.py"], "--max-restarts takes a number from 0 up, not '-1'"),
@@ -315,7 +315,7 @@ def test_wrong_options_are_named_with_status_2(launch: Launch) -> None:
     ]:
         job = launch(*words)
         assert job.finish() == 2, words
-        assert said in job.err
+        assert message in job.err
 
 
 def test_a_port_that_is_taken_is_named(launch: Launch) -> None:
@@ -407,15 +407,15 @@ print('sum', sum(int(store.get(f'from-{i}')) for i in range(2)), store.add('n', 
 
 
 def test_the_help_and_the_version(muster: str) -> None:
-    def said(*words: str) -> str:
+    def output_of(*words: str) -> str:
         return subprocess.run([muster, *words], check=True, capture_output=True, text=True, timeout=100).stdout
 
-    assert re.fullmatch(r"muster \d+\.\d+\.\d+\n", said("--version"))
-    assert "muster run" in said("--help") == said()
-    assert "--nproc-per-node" in said("help", "run") == said("run", "--help")
-    assert "muster completion bash|zsh|fish" in said("help", "completion") == said("completion", "--help")
-    assert "--wait " in said("help", "store", "get") == said("store", "get", "--help")
-    assert "--idle SECONDS=1800 " in said("help", "warm") == said("warm", "--help")
+    assert re.fullmatch(r"muster \d+\.\d+\.\d+\n", output_of("--version"))
+    assert "muster run" in output_of("--help") == output_of()
+    assert "--nproc-per-node" in output_of("help", "run") == output_of("run", "--help")
+    assert "muster completion bash|zsh|fish" in output_of("help", "completion") == output_of("completion", "--help")
+    assert "--wait " in output_of("help", "store", "get") == output_of("store", "get", "--help")
+    assert "--idle SECONDS=1800 " in output_of("help", "warm") == output_of("warm", "--help")
 
 
 @pytest.mark.parametrize(

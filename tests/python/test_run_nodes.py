@@ -189,9 +189,9 @@ def test_a_node_that_finished_waits_for_the_others(node: Node) -> None:
 
 def test_another_secret_is_refused(node: Node) -> None:
     first = node(0, "--timeout=100")
-    stranger = node(1, "--timeout=100", key="00" * 32)
-    assert stranger.finish() == 1
-    assert "secret" in stranger.err
+    wrong_secret = node(1, "--timeout=100", key="00" * 32)
+    assert wrong_secret.finish() == 1
+    assert "secret" in wrong_secret.err
     second = node(1)
     assert (first.finish(), second.finish()) == (0, 0)
     assert re.search(r"refused 127\.0\.0\.1:\d+: .*secret", first.err), first.err

@@ -433,23 +433,23 @@ def real_ssh(tmp_path: Path) -> Iterator[str]:
     port = free_port()
     options = [f"-oHostKey={tmp_path}/host", f"-oAuthorizedKeysFile={tmp_path}/authorized", "-oStrictModes=no"]
     options += ["-oUsePAM=no", "-oPermitRootLogin=yes", f"-oPidFile={tmp_path}/pid", "-oListenAddress=127.0.0.1"]
-    apart = Path("/run/sshd")  # Debian's sshd requires it
-    made = os.geteuid() == 0 and not apart.exists()
+    privsep_dir = Path("/run/sshd")  # Debian's sshd requires it
+    made = os.geteuid() == 0 and not privsep_dir.exists()
     if made:
-        apart.mkdir(mode=0o755)
+        privsep_dir.mkdir(mode=0o755)
     server = subprocess.Popen([sshd, "-D", "-e", "-f/dev/null", f"-p{port}", *options],
                               stderr=subprocess.PIPE, text=True)  # fmt: skip
     assert server.stderr
-    said = server.stderr.readline()
-    if "listening" not in said:
+    line = server.stderr.readline()
+    if "listening" not in line:
         server.kill()
-        pytest.skip(f"sshd does not run here: {said}")
+        pytest.skip(f"sshd does not run here: {line}")
     client = "-oStrictHostKeyChecking=no -oUserKnownHostsFile=/dev/null -oLogLevel=ERROR -oBatchMode=yes"
     yield f"ssh -p {port} -i {tmp_path}/user {client}"
     server.kill()
     server.communicate()
     if made:
-        apart.rmdir()
+        privsep_dir.rmdir()
 
 
 def test_hosts_are_started_and_ended_over_a_real_ssh(

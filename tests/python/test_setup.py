@@ -66,16 +66,16 @@ def test_root_and_sudo_install_missing_packages(
     program(tmp_path, "env", 'shift; exec "$@"')
     program(tmp_path, "apt-get", f'echo "$@" >> "{tmp_path}/apt"')
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    said: list[str] = []
+    commands: list[str] = []
     original = setup.run
 
     def run(command: list[str], doing: str) -> None:
-        said.append(" ".join(command))
+        commands.append(" ".join(command))
         original(command, doing)
 
     monkeypatch.setattr(setup, "run", run)
     setup.install_packages()
-    assert all(command.startswith(f"{prefix}env DEBIAN_FRONTEND=noninteractive") for command in said)
+    assert all(command.startswith(f"{prefix}env DEBIAN_FRONTEND=noninteractive") for command in commands)
     assert (tmp_path / "apt").read_text().splitlines() == [
         "-q -y update",
         "-q -y install --no-install-recommends ccache",
@@ -219,7 +219,7 @@ def test_another_torch_version_is_replaced(
     monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(setup, "STAMP", tmp_path / ".venv/stamp")
     monkeypatch.setattr(setup, "TORCH", "torch==2.13.0")
-    said: list[str] = []
-    monkeypatch.setattr(setup, "run", lambda command, doing: said.append(doing))
+    messages: list[str] = []
+    monkeypatch.setattr(setup, "run", lambda command, doing: messages.append(doing))
     setup.install_python_packages()
-    assert ("pip install torch==2.13.0" in said) == asked
+    assert ("pip install torch==2.13.0" in messages) == asked

@@ -131,8 +131,8 @@ def run_job(launch: Launch, script: Path, chance: random.Random, nodes: int, fig
     victim = chance.choice([each for each in processes(jobs) if each.kind == kind] or processes(jobs) or [None])
     # A worker that has printed its last line may be killed too late for its end to be a failure.
     struck = victim is not None and freeze_and_kill(victim)
-    said = "".join(job.out for job in jobs)
-    live = struck and victim is not None and victim.kind == "worker" and f"ends {victim.rank}\n" not in said
+    output = "".join(job.out for job in jobs)
+    live = struck and victim is not None and victim.kind == "worker" and f"ends {victim.rank}\n" not in output
     if struck and victim is not None:
         figures.kills[victim.kind] += 1
         story += f", killed {victim}"

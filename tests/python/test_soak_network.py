@@ -28,12 +28,12 @@ def test_training_is_right_through_loss_and_partitions(release_build: Path, tmp_
                 network.cut(cuts[-1], draw.choice((None, 0, 1)))
                 network.wait_until_healed()
                 training.wait_for_rounds(3)
-            said = training.end()
+            outputs = training.end()
         finally:
             training.close()
         packets = network.end()
-    assert [agent.returncode for agent in training.agents] == [0, 0], said
-    assert all(text.count(f"{training.rounds()} rounds were right") == 2 for text in said), said
+    assert [agent.returncode for agent in training.agents] == [0, 0], outputs
+    assert all(text.count(f"{training.rounds()} rounds were right") == 2 for text in outputs), outputs
     assert packets["lost"] > 0 and packets["reordered"] > 0 and packets["cut"] > 0, packets
     print(
         f"soak: network: seed {seed}, {time.monotonic() - began:.0f} s: {training.rounds()} rounds of 4 ranks right,"

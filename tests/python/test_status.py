@@ -30,7 +30,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_status_shows_only_running_jobs(runtime: Path) -> None:
     assert status().returncode == 1
-    assert status("nobody").stdout == "no job nobody of this user runs on this host\n"
+    assert status("absent").stdout == "no job absent of this user runs on this host\n"
     words = ["--standalone", "--rdzv-id=shown", "--nproc-per-node=2", "--max-restarts=1"]
     code = (
         "echo generation $MUSTER_GENERATION pid $$; "
@@ -39,7 +39,7 @@ def test_status_shows_only_running_jobs(runtime: Path) -> None:
     job = Job([str(find_muster()), "run", *words, "--no-python", "/bin/sh", "-c", code])
     try:
         pids = sorted(int(match[1]) for match in job.expect(r"\] generation 1 pid (\d+)\n", count=2))
-        entry = ask(lambda entry: entry.get("generation") == 1 and len(said_pids(entry)) == 2, "shown")
+        entry = ask(lambda entry: entry.get("generation") == 1 and len(printed_pids(entry)) == 2, "shown")
         (shown,) = entry["nodes"]
         assert entry["restarts"] == 1
         assert shown["state"] == "running" and shown["workers"] == 2
@@ -50,7 +50,7 @@ def test_status_shows_only_running_jobs(runtime: Path) -> None:
         os.kill(job.agent(), signal.SIGKILL)
         job.finish()
         left = [path.name for path in (runtime / "muster").iterdir() if path.name.startswith("job-")]
-        assert left == [], "nobody asked for the status since"
+        assert left == [], "no one requested the status since"
         assert json.loads(status("--json").stdout) == [], "a dead agent's job is shown"
     finally:
         job.close()
@@ -69,7 +69,7 @@ def ask(done: Callable[[dict[str, Any]], bool], *words: str) -> dict[str, Any]:
     return entry
 
 
-def said_pids(entry: dict[str, Any]) -> list[int]:
+def printed_pids(entry: dict[str, Any]) -> list[int]:
     return [pid for node in entry.get("nodes", []) for pid in node.get("pids", []) if pid != 0]
 
 
@@ -87,7 +87,7 @@ def test_status_watch_follows_the_job(runtime: Path) -> None:
             last: dict[str, Any] = {}
             for line in watcher.stdout:
                 shown = json.loads(line)
-                if not last and shown and shown[0].get("generation") == 1 and len(said_pids(shown[0])) == 2:
+                if not last and shown and shown[0].get("generation") == 1 and len(printed_pids(shown[0])) == 2:
                     last = shown[0]
                     job.send(signal.SIGTERM)
             assert watcher.wait() == 1
@@ -117,7 +117,7 @@ def test_status_shows_missing_and_present_nodes(runtime: Path) -> None:
         assert "job both" in status().stdout and "waiting for nodes, 1 of 2" in status().stdout
         jobs.append(start(1))
         pids = [[int(match[1]) for match in job.expect(r"pid (\d+)\n", rank + 1)] for rank, job in enumerate(jobs)]
-        entry = ask(lambda entry: len(said_pids(entry)) == 3)
+        entry = ask(lambda entry: len(printed_pids(entry)) == 3)
         shown = sorted(entry["nodes"], key=lambda node: int(node["node_rank"]))
         assert [sorted(node["pids"]) for node in shown] == [sorted(of_node) for of_node in pids]
         assert [node["pid"] for node in shown] == [job.agent() for job in jobs]

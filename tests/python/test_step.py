@@ -89,9 +89,9 @@ def test_a_step_report_has_a_plan_and_a_plot(tmp_path: Path) -> None:
     for rank, (name, seen) in enumerate(found.items()):
         assert name.startswith(f"rank {rank} (")
         assert (seen.step, len(seen.plan)) == (STEPS, len(reports[rank].plan))
-        for ours, told in zip(seen.plan, reports[rank].plan, strict=True):
-            assert (ours.bytes, ours.parameters, ours.last) == (told.bytes, told.parameters, told.last)
-            assert (ours.full, ours.ended) == pytest.approx((told.full, told.ended), abs=1e-5)
+        for ours, other in zip(seen.plan, reports[rank].plan, strict=True):
+            assert (ours.bytes, ours.parameters, ours.last) == (other.bytes, other.parameters, other.last)
+            assert (ours.full, ours.ended) == pytest.approx((other.full, other.ended), abs=1e-5)
     assert len(found) == 2
     first, second = (report._begin / 1e9 + report.forward for report in reports)
     slow_backward = [max(0, first - second), max(0, second - first)]
@@ -156,7 +156,7 @@ dist.init_process_group("muster", store=dist.FileStore(store, 2), rank=rank, wor
 model = make()
 train(model, 5)
 print("trained", flush=True)
-sys.stdin.read()  # until it is told to end
+sys.stdin.read()  # until the test ends it
 dist.destroy_process_group()
 """
 
@@ -182,7 +182,7 @@ def test_trace_plots_a_step_of_a_running_job(tmp_path: Path) -> None:
         for each in ranks:
             assert each.stdout is not None and each.stdout.readline() == "trained\n"
         words: list[str | Path] = [command, "trace", "-o", tmp_path / "step.png", *(str(each.pid) for each in ranks)]
-        said = subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
+        output = subprocess.run(words, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
         for each in ranks:
             each.communicate(timeout=60)  # closes its standard input
             assert each.returncode == 0
@@ -193,9 +193,9 @@ def test_trace_plots_a_step_of_a_running_job(tmp_path: Path) -> None:
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
     for rank in range(2):
         assert re.search(
-            rf"^rank {rank} \(.*, pid {ranks[rank].pid}\), step 4: forward .* of it overlapped$", said, re.M
-        ), said
-    assert len(re.findall(r"^ +0 .* ms  4.bias ... 2.weight \(4\) \(2.weight\)$", said, re.M)) == 2, said
+            rf"^rank {rank} \(.*, pid {ranks[rank].pid}\), step 4: forward .* of it overlapped$", output, re.M
+        ), output
+    assert len(re.findall(r"^ +0 .* ms  4.bias ... 2.weight \(4\) \(2.weight\)$", output, re.M)) == 2, output
 
 
 def test_advice_from_a_trace_matches_the_program() -> None:

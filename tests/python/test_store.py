@@ -32,7 +32,7 @@ def test_a_muster_store_is_a_torch_store() -> None:
     assert store.compare_set("k", "x", "y") == b"w"
     assert store.compare_set("absent", "x", "y") == b"x"
     assert store.check(["k", "n"])
-    assert not store.check(["k", "nobody"])
+    assert not store.check(["k", "absent"])
     assert store.num_keys() == 2
     assert store.delete_key("n")
     assert not store.delete_key("n")
@@ -57,10 +57,10 @@ def test_wait_timeouts_match_torch() -> None:
     for timeout in (0.03, thirty):
         store: Any = muster.store("memory:", timeout=timeout)
         assert store.timeout == thirty
-    with pytest.raises(dist.DistStoreError, match="nobody"):
-        store.get("nobody")
-    with pytest.raises(dist.DistStoreError, match="nobody"):
-        store.wait(["nobody"], timedelta(milliseconds=20))
+    with pytest.raises(dist.DistStoreError, match="absent"):
+        store.get("absent")
+    with pytest.raises(dist.DistStoreError, match="absent"):
+        store.wait(["absent"], timedelta(milliseconds=20))
 
 
 def test_wrong_addresses_raise_clear_errors() -> None:
@@ -84,8 +84,8 @@ def test_a_store_server_is_a_torch_store(release_build: Path) -> None:
             assert other.get("k") == b"\x00\xff"
             assert [store.add("n", 2), other.add("n", 3)] == [2, 5]
             assert other.clone().num_keys() == 2
-            with pytest.raises(dist.DistStoreError, match="nobody"):
-                store.wait(["nobody"], timedelta(milliseconds=20))
+            with pytest.raises(dist.DistStoreError, match="absent"):
+                store.wait(["absent"], timedelta(milliseconds=20))
             with pytest.raises(muster.Error, match="secret"):
                 muster.store(url, secret=b"another one", timeout=timedelta(seconds=30))
         finally:
@@ -215,8 +215,8 @@ def test_redis_and_etcd_are_torch_stores(url: str) -> None:
     store.queue_push("q", "item")
     assert store.queue_pop("q") == b"item"
     store.set_timeout(timedelta(milliseconds=50))
-    with pytest.raises(dist.DistStoreError, match="nobody"):
-        store.get("nobody")
+    with pytest.raises(dist.DistStoreError, match="absent"):
+        store.get("absent")
 
 
 def by_init_method(rank: int, url: str, *backends: str) -> list[float]:

@@ -31,7 +31,7 @@ class Server:
             [muster, "store", "serve", *options], stdout=subprocess.PIPE, text=True, env=environment()
         )
         assert self.process.stdout is not None
-        self.said = [self.process.stdout.readline().strip() for _ in range(lines)]
+        self.lines = [self.process.stdout.readline().strip() for _ in range(lines)]
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -48,7 +48,7 @@ def server(muster: Path) -> Iterator[Server]:
 @pytest.fixture
 def ask(muster: Path, server: Server) -> Ask:
     def run(
-        *words: str, stdin: bytes = b"", url: str = server.said[0], **env: str
+        *words: str, stdin: bytes = b"", url: str = server.lines[0], **env: str
     ) -> "subprocess.CompletedProcess[bytes]":
         command: Words = [muster, "store", "--store", url, *words]
         return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=environment(**env))
@@ -57,8 +57,8 @@ def ask(muster: Path, server: Server) -> Ask:
 
 
 def test_serve_prints_its_addresses(server: Server) -> None:
-    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.said[0])
-    assert re.fullmatch(r"TCPStore clients of PyTorch: 127\.0\.0\.1:\d+", server.said[1])
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", server.lines[0])
+    assert re.fullmatch(r"TCPStore clients of PyTorch: 127\.0\.0\.1:\d+", server.lines[1])
 
 
 def test_values_pass_unchanged(ask: Ask) -> None:
@@ -84,10 +84,10 @@ def test_counters_and_deletions(ask: Ask) -> None:
 
 
 def test_a_missing_key_has_its_own_exit_status(ask: Ask) -> None:
-    absent = ask("get", "nobody")
+    absent = ask("get", "absent")
     assert (absent.returncode, absent.stdout) == (1, b"")
-    assert b'no such key: "nobody"' in absent.stderr
-    late = ask("--timeout", "0.1", "get", "--wait", "nobody")
+    assert b'no such key: "absent"' in absent.stderr
+    late = ask("--timeout", "0.1", "get", "--wait", "absent")
     assert late.returncode == 1
     assert b"timed out" in late.stderr
 
@@ -98,7 +98,7 @@ def test_watch_prints_changes(ask: Ask, muster: Path, server: Server) -> None:
         muster,
         "store",
         "--store",
-        server.said[0],
+        server.lines[0],
         "watch",
         "watched/",
         "--interval",
@@ -108,13 +108,13 @@ def test_watch_prints_changes(ask: Ask, muster: Path, server: Server) -> None:
     ]
     watch = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
     assert watch.stdout is not None
-    said = []
+    lines = []
     for command in (["set", "watched/b", "2"], ["set", "watched/a", "3"], ["delete", "watched/b"]):
-        said.append(watch.stdout.readline())
+        lines.append(watch.stdout.readline())
         ask(*command)
-    said.append(watch.stdout.readline())
+    lines.append(watch.stdout.readline())
     assert watch.wait(60) == 0
-    assert said == ["set  watched/a  1\n", "set  watched/b  2\n", "changed  watched/a  3\n", "deleted  watched/b\n"]
+    assert lines == ["set  watched/a  1\n", "set  watched/b  2\n", "changed  watched/a  3\n", "deleted  watched/b\n"]
 
 
 def test_stat_counts(ask: Ask) -> None:
@@ -143,15 +143,15 @@ def test_the_secret_may_come_from_a_file(ask: Ask, tmp_path: Path) -> None:
 
 
 def test_a_proxy_serves_the_same_keys(ask: Ask, muster: Path, server: Server, tmp_path: Path) -> None:
-    proxy = Server(muster, "--listen", f"unix:{tmp_path}/proxy", "--upstream", server.said[0], "--tiered")
-    assert proxy.said == [f"unix:{tmp_path}/proxy"]
-    assert ask("set", "through", "the proxy", url=proxy.said[0]).returncode == 0
+    proxy = Server(muster, "--listen", f"unix:{tmp_path}/proxy", "--upstream", server.lines[0], "--tiered")
+    assert proxy.lines == [f"unix:{tmp_path}/proxy"]
+    assert ask("set", "through", "the proxy", url=proxy.lines[0]).returncode == 0
     assert ask("get", "through").stdout == b"the proxy"
     assert proxy.end() == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "no command was given"),
         (["frobnicate"], "frobnicate"),
@@ -171,10 +171,10 @@ def test_a_proxy_serves_the_same_keys(ask: Ask, muster: Path, server: Server, tm
         (["--store", "redis://127.0.0.1:1", "ls"], "cannot reach Redis"),  # fails at once: waiting would not help
     ],
 )
-def test_wrong_arguments_are_reported_in_one_line(muster: Path, words: list[str], said: str) -> None:
+def test_wrong_arguments_are_reported_in_one_line(muster: Path, words: list[str], message: str) -> None:
     done = subprocess.run([muster, "store", *words], capture_output=True, text=True, timeout=60, env=environment())
     assert done.returncode in (2, 3)
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -183,15 +183,15 @@ def test_waiting_for_a_store_is_reported(muster: Path, tmp_path: Path) -> None:
     words: Words = [muster, "store", "--store", url, "--timeout", "60", "add", "k", "5"]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=environment()) as waiting:
         assert waiting.stderr is not None
-        said = waiting.stderr.readline()
-        assert url in said and said.endswith("; waiting for it (--timeout 60)\n"), said
+        line = waiting.stderr.readline()
+        assert url in line and line.endswith("; waiting for it (--timeout 60)\n"), line
         server = Server(muster, "--listen", url)
         assert waiting.communicate(timeout=60) == ("5\n", "")
     assert server.end() == 0
 
 
 def test_an_absent_store_is_unreachable(muster: Path, tmp_path: Path) -> None:
-    words: Words = [muster, "store", "--store", f"unix:{tmp_path}/nobody", "--timeout", "0.1", "ls"]
+    words: Words = [muster, "store", "--store", f"unix:{tmp_path}/absent", "--timeout", "0.1", "ls"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment())
     assert done.returncode == 3
     assert "nothing answered" in done.stderr
@@ -201,8 +201,8 @@ def test_a_proxy_reports_its_missing_upstream(muster: Path, tmp_path: Path) -> N
     words: Words = [muster, "store", "serve", "--listen", f"unix:{tmp_path}/p", "--upstream", f"unix:{tmp_path}/late"]
     with subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=environment()) as waiting:
         assert waiting.stderr is not None and waiting.stdout is not None
-        said = waiting.stderr.readline()
-        assert "--upstream" in said and said.endswith("; waiting for it\n"), said
+        line = waiting.stderr.readline()
+        assert "--upstream" in line and line.endswith("; waiting for it\n"), line
         server = Server(muster, "--listen", f"unix:{tmp_path}/late")
         assert waiting.stdout.readline() == f"unix:{tmp_path}/p\n"
         waiting.terminate()

@@ -51,13 +51,13 @@ def test_a_damaged_record_falls_back_to_defaults(muster: str, cache: Path) -> No
 
 
 def test_explain_prints_candidates_choice_and_steps(muster: str, cache: Path) -> None:
-    said = call(muster, "explain", "all_reduce", "--bytes", "16Mi", "--ranks", "4", "--links", "tcp", "--all").stdout
-    assert said.startswith("all_reduce of 16 MiB on 4 ranks, 1 node, links: tcp; costs of this machine: defaults")
-    times = {name: float(time) for name, time in re.findall(r"^\W+(\w+) +([\d.]+) ms$", said, re.MULTILINE)}
+    output = call(muster, "explain", "all_reduce", "--bytes", "16Mi", "--ranks", "4", "--links", "tcp", "--all").stdout
+    assert output.startswith("all_reduce of 16 MiB on 4 ranks, 1 node, links: tcp; costs of this machine: defaults")
+    times = {name: float(time) for name, time in re.findall(r"^\W+(\w+) +([\d.]+) ms$", output, re.MULTILINE)}
     assert times.keys() == {"recursive_doubling", "halving_doubling", "double_tree", "ring"}
-    (chosen,) = re.findall(CHOSEN, said, re.MULTILINE)
+    (chosen,) = re.findall(CHOSEN, output, re.MULTILINE)
     assert times[chosen] == min(times.values())
-    steps = re.findall(r"^\d+: (\w+) ", said, re.MULTILINE)
+    steps = re.findall(r"^\d+: (\w+) ", output, re.MULTILINE)
     assert {"send", "receive"} <= set(steps)
 
 
@@ -79,9 +79,9 @@ def test_explain_uses_the_hosts_memory_costs(muster: str, cache: Path) -> None:
     for wait in (1e-6, 1e-3):
         memory = {"wait": wait, "turn": 1, "cached_bytes_per_second": 1e12, "bytes_per_second": 1e12}
         cache.write_text(json.dumps({**record, "memory": memory}))
-        said = call(muster, *words).stdout
-        assert "(`muster tune` measures them)" not in said
-        times += re.findall(r"^  two shots: ([\d.]+ \w+)$", said, re.MULTILINE)
+        output = call(muster, *words).stdout
+        assert "(`muster tune` measures them)" not in output
+        times += re.findall(r"^  two shots: ([\d.]+ \w+)$", output, re.MULTILINE)
     assert times == ["11.1 us", "9.00 ms"], "nine waits, and what 1.5 MiB of copies and half of that combined take"
 
 
@@ -93,9 +93,9 @@ def test_measurements_change_the_choice(muster: str, cache: Path) -> None:
         record = dict.fromkeys(("tcp", "unix", "shm"), medium)
         cache.parent.mkdir(exist_ok=True)
         cache.write_text(json.dumps({**record, "reduce_bytes_per_second": 1e12, "cores": 16, "measured": True}))
-        said = call(muster, *words).stdout
-        assert "(`muster tune` measures them)" not in said
-        chosen.update(re.findall(CHOSEN, said, re.MULTILINE))
+        output = call(muster, *words).stdout
+        assert "(`muster tune` measures them)" not in output
+        chosen.update(re.findall(CHOSEN, output, re.MULTILINE))
     assert "recursive_doubling" in chosen and len(chosen) == 2, chosen
 
 

@@ -118,9 +118,9 @@ def test_digits_train_in_a_clean_environment(clean: Path, root: Path, run: Run, 
     data = root / "examples/data/digits.csv.gz"
     command = [clean / "bin/muster", "run", "--nproc-per-node", "2", script, "--data", data]
     clean_path = {"PATH": f"{clean}/bin:/usr/bin:/bin", "PYTHONPATH": "", "MUSTER_PYTHON": ""}
-    said = run([*command, "--plot", tmp_path / "curve.png"], env=clean_path, cwd=tmp_path)
-    accuracies = [float(number) for number in re.findall(r"epoch .*held-out accuracy +([\d.]+)%", said)]
-    assert accuracies[-1] >= 97, said
+    output = run([*command, "--plot", tmp_path / "curve.png"], env=clean_path, cwd=tmp_path)
+    accuracies = [float(number) for number in re.findall(r"epoch .*held-out accuracy +([\d.]+)%", output)]
+    assert accuracies[-1] >= 97, output
 
 
 def test_the_environment_imports_the_wheel(clean: Path, root: Path, tmp_path: Path) -> None:

@@ -126,13 +126,13 @@ def test_a_forked_module_runs_as_in_python(launch: Launch, tmp_path: Path) -> No
     (package / "part.py").write_text(
         "import sys\nprint(sys.argv, __name__, __spec__.name, __package__)\nraise OSError\n"
     )
-    said = []
+    outputs = []
     for method in ("zygote", "spawn"):
         job = launch(f"--start-method={method}", "-m", "some_package.part", "x", before=["env", "-C", str(tmp_path)])
         assert job.finish() == 1
-        said.append((job.out, [line for line in job.err.splitlines() if line.startswith("[rank 0]")]))
-    assert said[0] == said[1]
-    assert "some_package.part some_package" in said[0][0]
+        outputs.append((job.out, [line for line in job.err.splitlines() if line.startswith("[rank 0]")]))
+    assert outputs[0] == outputs[1]
+    assert "some_package.part some_package" in outputs[0][0]
 
 
 @pytest.mark.parametrize(
@@ -197,21 +197,21 @@ dist.destroy_process_group()
 
 # A child in the worker's process group, one in a session of its own, and one whose parent is gone. All ignore SIGTERM.
 FAMILY = r"""
-deaf = [sys.executable, '-c', r'''import os, signal
+ignores_sigterm = [sys.executable, '-c', r'''import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.write(1, b"child %d\n" % os.getpid())
 while True: signal.pause()''']
-subprocess.Popen(deaf)
-subprocess.Popen(deaf, start_new_session=True)
+subprocess.Popen(ignores_sigterm)
+subprocess.Popen(ignores_sigterm, start_new_session=True)
 if os.fork() == 0:
-    subprocess.Popen(deaf, start_new_session=True)
+    subprocess.Popen(ignores_sigterm, start_new_session=True)
     os._exit(0)
 os.write(1, f'ready {os.getpid()} {os.getppid()}\n'.encode())  # whole, though others write there too
 while True: signal.pause()
 """
 
 
-@pytest.mark.parametrize("victim", ["worker", "zygote", "agent", "launcher", "both", "nobody"])
+@pytest.mark.parametrize("victim", ["worker", "zygote", "agent", "launcher", "both", "none"])
 @pytest.mark.parametrize("kind", ["warm", "cold"])
 def test_no_process_is_left_after_any_kill(
     launch: Launch, script: Callable[[str], Path], victim: str, kind: str
@@ -230,7 +230,7 @@ def test_no_process_is_left_after_any_kill(
         os.kill(launcher, signal.SIGSTOP)  # so that neither has time to end other processes
     for pid in victims.get(victim, []):
         os.kill(pid, signal.SIGKILL)
-    if victim == "nobody":
+    if victim == "none":
         job.send(signal.SIGTERM)
     assert job.finish() in (137, -9, 143)
     wait_until(lambda: all(map(is_gone, [*pids, zygote])))
@@ -285,8 +285,8 @@ def test_a_lost_zygote_is_replaced(
     lost = int(job.expect(r"\] child of (\d+)", 2)[0][1])
     assert parent_of(lost) == keeper
     os.kill(lost, signal.SIGKILL)
-    heir = int(job.expect(r"\] child of (\d+)", 4)[3][1])
-    assert heir != lost and parent_of(heir) == keeper
+    replacement = int(job.expect(r"\] child of (\d+)", 4)[3][1])
+    assert replacement != lost and parent_of(replacement) == keeper
     job.send(signal.SIGTERM)
     assert job.finish() == 143
     assert job.left_behind() == []

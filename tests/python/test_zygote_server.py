@@ -54,8 +54,8 @@ for fate in ('exit', 'kill'):
 server._workers.update(pids)
 server._has_children = True
 server._check_children()
-said = [ours.recv(4096).decode() for _ in range(3)]
-assert said == [f'ended {pids[1]} 9', f'ended {pids[0]} 256', 'empty'], said
+reports = [ours.recv(4096).decode() for _ in range(3)]
+assert reports == [f'ended {pids[1]} 9', f'ended {pids[0]} 256', 'empty'], reports
 """
 
 
