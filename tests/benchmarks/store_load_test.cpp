@@ -23,9 +23,9 @@ using testing::HasSubstr;
 Deadline soon() { return Deadline::after(60s); }
 
 // The answers of a server to the steps of one client, in order.
-class Answering {
+class AnsweringServer {
  public:
-  Answering() { EXPECT_EQ(answer(greet()), greet().reply); }
+  AnsweringServer() { EXPECT_EQ(answer(greet()), greet().reply); }
 
   Bytes answer(const Step& step) {
     Bytes out;
@@ -43,7 +43,7 @@ class Answering {
 
 TEST(StoreLoadProtocol, EveryStepGetsItsExpectedReply) {
   const Bytes value = to_bytes("value");
-  Answering server;
+  AnsweringServer server;
   for (const Step& step : {set("a", value), get("a", value), wait({"a"}), multi_set({"b", "c"}, value),
                            multi_get({"a", "b", "c"}, value), barrier("d", 1), ping()}) {
     EXPECT_EQ(server.answer(step), step.reply);
@@ -52,7 +52,7 @@ TEST(StoreLoadProtocol, EveryStepGetsItsExpectedReply) {
 }
 
 TEST(StoreLoadProtocol, AnAddReplyHasTheExpectedLength) {
-  Answering server;
+  AnsweringServer server;
   EXPECT_EQ(server.answer(add("n", 3)).size(), add("n", 3).reply_bytes);
 }
 
@@ -174,12 +174,12 @@ TEST(StoreLoadFloor, AnswersHaveTheRightLengthButFailChecks) {
     (void)serve_echo(listener.get(), plan);
     _exit(1);
   }
-  auto believing = *Fleet::create(false);
-  ASSERT_TRUE(believing.connect(*local_address(listener.get()), 2, soon()));
-  ASSERT_TRUE(believing.begin(0, question));
-  EXPECT_TRUE(believing.drive(soon()));
-  auto checking = *Fleet::create(true);
-  const auto refused = checking.connect(*local_address(listener.get()), 1, soon());
+  auto unchecked = *Fleet::create(false);
+  ASSERT_TRUE(unchecked.connect(*local_address(listener.get()), 2, soon()));
+  ASSERT_TRUE(unchecked.begin(0, question));
+  EXPECT_TRUE(unchecked.drive(soon()));
+  auto checked = *Fleet::create(true);
+  const auto refused = checked.connect(*local_address(listener.get()), 1, soon());
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().message, HasSubstr("wrong answer"));
   kill(child, SIGKILL);

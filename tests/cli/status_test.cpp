@@ -19,7 +19,7 @@ namespace muster {
 namespace {
 
 using nlohmann::json;
-constexpr Duration kPatience = std::chrono::seconds(60);
+constexpr Duration kTimeout = std::chrono::seconds(60);
 
 // Status files of live agents, and the stores of their jobs.
 class StatusCommand : public ::testing::Test {
@@ -38,13 +38,13 @@ class StatusCommand : public ::testing::Test {
     const std::string name = std::to_string(servers_.size());
     StoreServerOptions options;
     options.muster_listen = {Address::parse("unix:" + directory_ + "/store-" + name).value()};
-    servers_.push_back(StoreServer::start(options, Deadline::after(kPatience)).value());
+    servers_.push_back(StoreServer::start(options, Deadline::after(kTimeout)).value());
     const std::string url = servers_.back()->muster_addresses().front().to_string();
-    const auto store = open_store(url, {}, Deadline::after(kPatience)).value();
+    const auto store = open_store(url, {}, Deadline::after(kTimeout)).value();
     const json node = {{"host", "host"}, {"pid", pid},         {"process_domain", domain}, {"workers", 1},
                        {"node_rank", 0}, {"state", "running"}, {"heard_ago", 0.5}};
     const json job = {{"generation", 0}, {"restarts", 0}, {"progress", ""}, {"nodes", {node}}};
-    ASSERT_TRUE(store->set(JobKeys("run").nodes(), to_bytes(job.dump()), Deadline::after(kPatience)));
+    ASSERT_TRUE(store->set(JobKeys("run").nodes(), to_bytes(job.dump()), Deadline::after(kTimeout)));
     const json status = {{"run_id", "run"}, {"pid", pid}, {"process_domain", domain}, {"store", url}, {"secret", ""}};
     const std::string path = directory_ + "/muster/job-" + name + ".json";
     std::ofstream(path) << status.dump();

@@ -22,8 +22,8 @@ bool may_be_uneven(Collective collective) {
 }
 
 /// Runs every collective in a row on one host communicator: the state that one leaves behind must not disturb the next.
-void go_through(HostCommRanks& ranks, const std::vector<size_t>& counts,
-                const std::function<void(HostCommCase&)>& vary) {
+void check_collectives(HostCommRanks& ranks, const std::vector<size_t>& counts,
+                       const std::function<void(HostCommCase&)>& vary) {
   uint64_t sequence = 0;
   for (const size_t count : counts) {
     for (const Collective collective : kAll) {
@@ -49,22 +49,22 @@ INSTANTIATE_TEST_SUITE_P(Ranks, HostCommOfSize, testing::Values(2, 3, 5, 8, 18),
 
 TEST_P(HostCommOfSize, MatchesTheDefinitionsAtEverySize) {
   HostCommRanks ranks(GetParam());
-  go_through(ranks, {0, 1, 10, 11, 4097, 33000}, [](HostCommCase&) {});
+  check_collectives(ranks, {0, 1, 10, 11, 4097, 33000}, [](HostCommCase&) {});
 }
 
 TEST_P(HostCommOfSize, WorksInPlace) {
   HostCommRanks ranks(GetParam());
-  go_through(ranks, {1, 1000, 20011}, [](HostCommCase& trial) { trial.in_place = true; });
+  check_collectives(ranks, {1, 1000, 20011}, [](HostCommCase& trial) { trial.in_place = true; });
 }
 
 TEST_P(HostCommOfSize, TakesMemoryInSegments) {
   HostCommRanks ranks(GetParam());
-  go_through(ranks, {7, 1000, 20011}, [](HostCommCase& trial) { trial.segments = 1 + trial.seed % 4; });
+  check_collectives(ranks, {7, 1000, 20011}, [](HostCommCase& trial) { trial.segments = 1 + trial.seed % 4; });
 }
 
 TEST_P(HostCommOfSize, RunsManyChunksThroughSmallSlots) {
   HostCommRanks ranks(GetParam(), 8192);
-  go_through(ranks, {3000}, [](HostCommCase& trial) { trial.dtype = Dtype::kComplex64; });
+  check_collectives(ranks, {3000}, [](HostCommCase& trial) { trial.dtype = Dtype::kComplex64; });
 }
 
 TEST(HostCollectives, KnowEveryDtypeAndOperation) {
@@ -86,7 +86,7 @@ TEST(HostCollectives, KnowEveryDtypeAndOperation) {
       }
     }
   }
-  go_through(ranks, {3, 40001}, [](HostCommCase& trial) {
+  check_collectives(ranks, {3, 40001}, [](HostCommCase& trial) {
     trial.dtype = Dtype::kFloat8E4m3fn, trial.op = ReduceOp::kSum;
     if (reduces(trial.collective)) trial.dtype = Dtype::kBfloat16;
   });
@@ -97,7 +97,7 @@ TEST(HostCollectives, OfManyRanksSynchronizeThroughRankZero) {
   if (const char* text = std::getenv("MUSTER_RANKS")) std::from_chars(text, text + std::strlen(text), size);
   HostCommRanks ranks(size);
   EXPECT_EQ(ranks.comm(0).has_leader(), size > 16 && size > 2 * usable_cores());
-  go_through(ranks, {1, 100}, [](HostCommCase&) {});
+  check_collectives(ranks, {1, 100}, [](HostCommCase&) {});
 }
 
 class HostCommWithArenas : public testing::TestWithParam<int> {};

@@ -260,7 +260,7 @@ Bytes combined(const Setup& setup, size_t begin, size_t bytes) {
     return result;
   }
   if (trial.dtype == Dtype::kBfloat16) {
-    combine_halves<Brain>(result, sources, trial.op);
+    combine_halves<Bfloat16>(result, sources, trial.op);
     return result;
   }
   reduce_many(result.data(), sources.data(), setup.size, count, trial.dtype, trial.op);

@@ -28,7 +28,7 @@ class EveryCollective : public testing::TestWithParam<Algorithm> {};
 
 TEST_P(EveryCollective, WorksOnOneToSixtyFourSimulatedRanks) {
   for (int size = 1; size <= 64; ++size) {
-    const auto counts = telling_counts(size);
+    const auto counts = boundary_counts(size);
     const auto seed = static_cast<uint64_t>(size);
     ASSERT_EQ(simulate(GetParam(), {.size = size,
                                     .count = counts[seed % 7],

@@ -27,7 +27,7 @@ bool is_real(Dtype dtype) { return dtype == Dtype::kFloat32 || is_half(dtype); }
 
 double real(ByteView bytes, size_t index, Dtype dtype) {
   if (dtype == Dtype::kFloat16) return widen(element<Half>(bytes, index));
-  if (dtype == Dtype::kBfloat16) return widen(element<Brain>(bytes, index));
+  if (dtype == Dtype::kBfloat16) return widen(element<Bfloat16>(bytes, index));
   return element<float>(bytes, index);
 }
 
@@ -47,7 +47,7 @@ void randomize(Bytes& bytes, Dtype dtype, Random& random) {
     const auto positive = static_cast<float>(random.uniform());
     if (dtype == Dtype::kFloat32) put(bytes, i, 2 * positive - 1);
     if (dtype == Dtype::kFloat16) put(bytes, i, narrow(positive, Half{}));
-    if (dtype == Dtype::kBfloat16) put(bytes, i, narrow(positive, Brain{}));
+    if (dtype == Dtype::kBfloat16) put(bytes, i, narrow(positive, Bfloat16{}));
   }
   if (is_real(dtype)) return;
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.next());
@@ -314,7 +314,7 @@ std::string Trial::name() const {
                      setting_.segments ? ", in segments" : "", setting_.seed);
 }
 
-std::vector<size_t> telling_counts(int size) {
+std::vector<size_t> boundary_counts(int size) {
   const size_t n = size;
   return {0, 1, 2, n - 1, n, n + 1, 1000, 12345};
 }

@@ -86,6 +86,6 @@ class Trial {
 };
 
 /// Counts that are and are not multiples of the size: {0, 1, 2, size - 1, size, size + 1, 1000, 12345}.
-std::vector<size_t> telling_counts(int size);
+std::vector<size_t> boundary_counts(int size);
 
 }  // namespace muster::test

@@ -46,7 +46,7 @@ TEST_P(ExternalStoreContract, ReportsADeadServerAndReconnects) {
   lost([](Store& s) { return s.get("never set", soon()); });
   lost([](Store& s) { return s.wait({"nor this"}, soon()); });
   lost([](Store& s) { return s.queue_pop("an empty queue", soon()); });
-  lost([](Store& s) { return s.barrier("a lonely barrier", 2, soon()); });
+  lost([](Store& s) { return s.barrier("a barrier with one arrival", 2, soon()); });
   while (waiting < 4) std::this_thread::yield();
   server_.process->kill();
   for (auto& thread : threads) thread.join();

@@ -9,7 +9,7 @@
 
 namespace muster {
 
-using test::Brain;
+using test::Bfloat16;
 using test::Half;
 using test::run_group;
 
@@ -360,7 +360,7 @@ TEST_P(GroupContract, SumsOfHalvesAreNearTheirSumInFloat64) {
   run_group(size(), kind().options, [&](Group& group) {
     constexpr double kBefore = 1.001;  // allows for the rounding of the float32 additions
     expect_rounded_sums<Half>(group, Dtype::kFloat16, 0x1p-11 * kBefore);
-    expect_rounded_sums<Brain>(group, Dtype::kBfloat16, 0x1p-8 * kBefore);
+    expect_rounded_sums<Bfloat16>(group, Dtype::kBfloat16, 0x1p-8 * kBefore);
   });
 }
 

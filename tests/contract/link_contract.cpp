@@ -189,7 +189,7 @@ TEST_P(LinkContract, SleepsInEveryKindOfWait) {
   EXPECT_TRUE(pair_->settle()) << "waiting for a byte";
   const std::string text = pattern(kTooMuch);
   send_text(left(), text, sent.record());
-  EXPECT_TRUE(pair_->settle()) << "full, and nobody receives";
+  EXPECT_TRUE(pair_->settle()) << "full, and the peer does not receive";
   receive_text(right(), into, first.record());
   EXPECT_TRUE(pair_->settle()) << "received a part";
   EXPECT_TRUE(first.ok());
@@ -407,20 +407,20 @@ TEST_P(LinkContract, RunsInlineOperationsWithoutGrowingTheStack) {
   constexpr int kCount = 100'000, kBytes = kCount / 10 - 1;
   int sent = 0, received = 0;
   uintptr_t lowest = UINTPTR_MAX, highest = 0;
-  const auto look_at_stack = [&] {
+  const auto record_stack_depth = [&] {
     const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
     lowest = std::min(lowest, here);
     highest = std::max(highest, here);
   };
   std::function<void(Result<>)> send_next = [&](Result<> result) {
     ASSERT_TRUE(result);
-    look_at_stack();
+    record_stack_depth();
     if (++sent < kCount) send_text(left(), sent % 10 == 0 ? "x" : "", send_next);
   };
   std::string byte(1, '\0');
   std::function<void(Result<>)> receive_next = [&](Result<> result) {
     ASSERT_TRUE(result);
-    look_at_stack();
+    record_stack_depth();
     if (++received < kBytes) receive_text(right(), byte, receive_next);
   };
   receive_text(right(), byte, receive_next);

@@ -248,7 +248,8 @@ TEST_P(StoreContract, TimesOutAtTheDeadlineAndNamesTheKeys) {
   expect_error(store_->wait({"this neither", "nor that"}, shortly()), ErrorCode::kTimeout, "nor that");
   expect_error(store_->multi_get({"or this"}, shortly()), ErrorCode::kTimeout, "or this");
   expect_error(store_->queue_pop("an empty queue", shortly()), ErrorCode::kTimeout, "an empty queue");
-  expect_error(store_->barrier("a lonely barrier", 2, shortly()), ErrorCode::kTimeout, "a lonely barrier");
+  expect_error(store_->barrier("a barrier with one arrival", 2, shortly()), ErrorCode::kTimeout,
+               "a barrier with one arrival");
   EXPECT_OK(store_->set("afterwards", as_bytes("it still works"), soon()));
   EXPECT_EQ(store_->get("afterwards", soon()), to_bytes("it still works"));
 }

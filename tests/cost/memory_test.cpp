@@ -34,13 +34,13 @@ size_t proportional_bytes() {
   return 0;
 }
 
-struct Board {
+struct SharedState {
   std::atomic<int> arrived[3];
   std::atomic<size_t> before[kMaxRanks], after[kMaxRanks];
 };
 
 /// Waits for all processes without using the group's memory. Waits at most 60 s.
-bool meet(std::atomic<int>& arrived, int ranks) {
+bool wait_for_all(std::atomic<int>& arrived, int ranks) {
   arrived.fetch_add(1);
   const Deadline deadline = Deadline::after(std::chrono::seconds(60));
   while (arrived.load() < ranks) {
@@ -50,12 +50,12 @@ bool meet(std::atomic<int>& arrived, int ranks) {
   return true;
 }
 
-int run_rank(int rank, int ranks, const std::string& folder, Board& board) {
+int run_rank(int rank, int ranks, const std::string& folder, SharedState& state) {
   std::vector<float> data(2 * kMiB), output(2 * kMiB);  // 8 MiB each; the constructor makes them resident
   auto store = open_store("file://" + folder + "/store", {}, Deadline::after(std::chrono::minutes(1)));
-  if (!store || !meet(board.arrived[0], ranks)) return 1;
-  board.before[rank] = proportional_bytes();
-  if (!meet(board.arrived[1], ranks)) return 1;
+  if (!store || !wait_for_all(state.arrived[0], ranks)) return 1;
+  state.before[rank] = proportional_bytes();
+  if (!wait_for_all(state.arrived[1], ranks)) return 1;
   GroupSpec membership;
   membership.rank = rank;
   membership.size = ranks;
@@ -70,20 +70,20 @@ int run_rank(int rank, int ranks, const std::string& folder, Board& board) {
     if (!(*group)->all_gather(own, all).wait()) return 1;
   }
   if (!(*group)->barrier().wait()) return 1;
-  board.after[rank] = proportional_bytes();
-  return meet(board.arrived[2], ranks) ? 0 : 1;
+  state.after[rank] = proportional_bytes();
+  return wait_for_all(state.arrived[2], ranks) ? 0 : 1;
 }
 
 size_t measure(int ranks) {
   const std::string folder = testing::TempDir() + "muster-memory-" + std::to_string(getpid());
   std::filesystem::create_directory(folder);
-  const Shared<Board> board;
+  const Shared<SharedState> state;
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
     children.push_back(fork());
     if (children.back() != 0) continue;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    _exit(run_rank(rank, ranks, folder, *board));
+    _exit(run_rank(rank, ranks, folder, *state));
   }
   for (const pid_t child : children) {
     int status = 1;
@@ -93,8 +93,8 @@ size_t measure(int ranks) {
   std::filesystem::remove_all(folder);
   size_t before = 0, after = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    before += board->before[rank];
-    after += board->after[rank];
+    before += state->before[rank];
+    after += state->after[rank];
   }
   return after > before ? after - before : 0;
 }

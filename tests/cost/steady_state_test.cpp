@@ -15,10 +15,10 @@ namespace muster::cost {
 namespace {
 
 constexpr int kRanks = 2;
-constexpr int kCallsABlock = 500;
-constexpr uint64_t kEnough = 200;  // required number of quiet calls of each rank
-constexpr int kMaxBlocks = 400;    // limit for a busy machine, on which ranks mostly park
-constexpr size_t kCount = 64;      // elements of a block
+constexpr int kCallsPerBlock = 500;
+constexpr uint64_t kRequiredCalls = 200;  // required number of quiet calls of each rank
+constexpr int kMaxBlocks = 400;           // limit for a busy machine, on which ranks mostly park
+constexpr size_t kCount = 64;             // elements of a block
 
 struct Case {
   const char* name;
@@ -51,16 +51,16 @@ constexpr Case kCases[] = {
 constexpr size_t kCaseCount = std::size(kCases);
 
 /// The counts of one rank and case. A quiet call is a call without system calls.
-struct Seen {
+struct CallCounts {
   uint64_t calls = 0, quiet = 0;
   uint64_t system_calls = 0;  // of calls that were not quiet
   uint64_t allocations = 0;   // of quiet calls
 };
-using Table = std::array<std::array<Seen, kCaseCount>, kRanks>;
+using Table = std::array<std::array<CallCounts, kCaseCount>, kRanks>;
 
-bool enough(const Table& table, size_t number) {
+bool has_enough_calls(const Table& table, size_t number) {
   for (const auto& rank : table) {
-    if (rank[number].quiet < kEnough) return false;
+    if (rank[number].quiet < kRequiredCalls) return false;
   }
   return true;
 }
@@ -68,10 +68,10 @@ bool enough(const Table& table, size_t number) {
 /// Both ranks make the same number of calls, because `table` changes only between barriers.
 int measure(Group& group, const Counter& system_calls, size_t number, Table& table) {
   std::array<float, kCount * kRanks> input{}, output{};
-  Seen& seen = table[group.membership().rank][number];
-  for (int block = 0; block < kMaxBlocks && !enough(table, number); ++block) {
-    Seen now = seen;
-    for (int i = 0; i < kCallsABlock; ++i) {
+  CallCounts& counts = table[group.membership().rank][number];
+  for (int block = 0; block < kMaxBlocks && !has_enough_calls(table, number); ++block) {
+    CallCounts now = counts;
+    for (int i = 0; i < kCallsPerBlock; ++i) {
       const uint64_t before = system_calls.load(), allocated = allocations();
       const Work work = kCases[number].call(group, input.data(), output.data());
       if (!work.wait()) {
@@ -86,7 +86,7 @@ int measure(Group& group, const Counter& system_calls, size_t number, Table& tab
       now.allocations += allocations() - allocated;
     }
     if (!group.barrier().wait()) return 1;
-    seen = now;
+    counts = now;
     if (!group.barrier().wait()) return 1;
   }
   return 0;
@@ -124,11 +124,11 @@ TEST(SmallCollectives, NeitherAllocateNorMakeSystemCalls) {
   ASSERT_EQ(statuses, std::vector<int>(kRanks, 0));
   for (size_t number = 0; number < kCaseCount; ++number) {
     for (int rank = 0; rank < kRanks; ++rank) {
-      const Seen& seen = (*table)[rank][number];
+      const CallCounts& counts = (*table)[rank][number];
       std::printf("%-22s rank %d: %6lu calls, %6lu without a system call, which allocated %lu times; others made %lu\n",
-                  kCases[number].name, rank, seen.calls, seen.quiet, seen.allocations, seen.system_calls);
-      EXPECT_GE(seen.quiet, kEnough) << kCases[number].name;
-      EXPECT_EQ(seen.allocations, 0u) << kCases[number].name;
+                  kCases[number].name, rank, counts.calls, counts.quiet, counts.allocations, counts.system_calls);
+      EXPECT_GE(counts.quiet, kRequiredCalls) << kCases[number].name;
+      EXPECT_EQ(counts.allocations, 0u) << kCases[number].name;
     }
   }
 }

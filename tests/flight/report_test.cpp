@@ -49,7 +49,7 @@ TEST(Report, NamesBothOfTwoRanks) {
   EXPECT_EQ(report.text,
             "rank 1 is at broadcast #18 (float32[10], root 0) at train.py:80, rank 0 at all_reduce #18 (float32[12], "
             "sum) at train.py:71");
-  EXPECT_EQ(report.culprit, 0) << "nobody blames itself";
+  EXPECT_EQ(report.culprit, 0) << "no rank blames itself";
   EXPECT_EQ(compose_report({at(0, kReduce), at(1, kBroadcast)}, 0).culprit, 1);
 }
 

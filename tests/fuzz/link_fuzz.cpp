@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kMaxData = 16u << 20;
 
-Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+Deadline test_deadline() { return Deadline::after(std::chrono::seconds(60)); }
 LinkIdentity identity(Rank rank) { return {rank, 2, "fuzz", 1, {}}; }
 
 /// One loop and one listener for all inputs. The listener stores accepted links in `link`.
@@ -29,12 +29,12 @@ struct Endpoint {
   std::unique_ptr<Stream> open() {
     std::unique_ptr<Stream> peer;
     const DialOptions options{{}, encode(make_hello(identity(1), LinkHello::Wire::kSocket).value())};
-    const auto dialled = dial(*loop, Address::parse(listener->address()).value(), options, patience(),
+    const auto dialled = dial(*loop, Address::parse(listener->address()).value(), options, test_deadline(),
                               [&](Result<Connection> connection) { peer = std::move(connection.value().stream); });
-    MUSTER_CHECK(loop->run_until([&] { return peer != nullptr; }, patience()).has_value(), "no handshake");
+    MUSTER_CHECK(loop->run_until([&] { return peer != nullptr; }, test_deadline()).has_value(), "no handshake");
     const Bytes opening = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
     MUSTER_CHECK(write_to(*peer, opening), "the opening was not taken");
-    MUSTER_CHECK(loop->run_until([&] { return link != nullptr; }, patience()).has_value(), "no link");
+    MUSTER_CHECK(loop->run_until([&] { return link != nullptr; }, test_deadline()).has_value(), "no link");
     return peer;
   }
 
@@ -92,7 +92,7 @@ void run(ByteView stream, size_t piece, size_t receive) {
     endpoint.loop->poll();
   }
   peer.reset();
-  MUSTER_CHECK(endpoint.loop->run_until([&] { return receiver.failed; }, patience()).has_value(),
+  MUSTER_CHECK(endpoint.loop->run_until([&] { return receiver.failed; }, test_deadline()).has_value(),
                "the link never ends");
   MUSTER_CHECK(closed == 1 && pongs <= 1 && !endpoint.link->is_open(), "a handler was called too often, or not at all");
   Bytes wanted = payload_of(stream);

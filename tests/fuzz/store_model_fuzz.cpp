@@ -13,7 +13,7 @@
 namespace muster {
 namespace {
 
-struct Asked {
+struct PendingRequest {
   Request request;
   ClientId client;
 };
@@ -38,27 +38,29 @@ class PlainStore {
   }
 
   void drop(ClientId client) {
-    std::erase_if(waiting_, [&](const Asked& asked) { return asked.client == client; });
+    std::erase_if(waiting_, [&](const PendingRequest& pending) { return pending.client == client; });
   }
   size_t waiters() const { return waiting_.size(); }
 
  private:
-  bool answer(const Asked& asked, Replies& replies) {
-    auto reply = model_.apply(asked.request);
+  bool answer(const PendingRequest& pending, Replies& replies) {
+    auto reply = model_.apply(pending.request);
     if (!reply) return false;
-    reply->client = asked.client;
+    reply->client = pending.client;
     replies.push_back(std::move(*reply));
     return true;
   }
 
   void cancel(RequestId id, ClientId client, Replies& replies) {
-    const auto gone = [&](const Asked& asked) { return asked.client == client && asked.request.id == id; };
+    const auto gone = [&](const PendingRequest& pending) {
+      return pending.client == client && pending.request.id == id;
+    };
     if (std::erase_if(waiting_, gone) > 0) replies.push_back({client, id, fail(ErrorCode::kAborted, "cancelled")});
   }
 
   void arrive(const Request& request, ClientId client, Replies& replies) {
-    const auto same = [&](const Asked& asked) {
-      return asked.request.operation == StoreOperation::kBarrier && asked.request.keys == request.keys;
+    const auto same = [&](const PendingRequest& pending) {
+      return pending.request.operation == StoreOperation::kBarrier && pending.request.keys == request.keys;
     };
     const auto other = std::find_if(waiting_.begin(), waiting_.end(), same);
     if (request.number < 1) {
@@ -69,17 +71,18 @@ class PlainStore {
     }
     waiting_.push_back({request, client});
     if (std::count_if(waiting_.begin(), waiting_.end(), same) < request.number) return;
-    for (const Asked& asked : waiting_) {
-      if (same(asked)) replies.push_back({asked.client, asked.request.id});
+    for (const PendingRequest& pending : waiting_) {
+      if (same(pending)) replies.push_back({pending.client, pending.request.id});
     }
     std::erase_if(waiting_, same);
   }
 
   void release_all(Replies& replies) {
-    std::erase_if(waiting_, [&](const Asked& asked) {
-      const StoreOperation operation = asked.request.operation;
-      if (asked.request.keys[0].starts_with('q')) return false;
-      return operation != StoreOperation::kBarrier && operation != StoreOperation::kQueuePop && answer(asked, replies);
+    std::erase_if(waiting_, [&](const PendingRequest& pending) {
+      const StoreOperation operation = pending.request.operation;
+      if (pending.request.keys[0].starts_with('q')) return false;
+      return operation != StoreOperation::kBarrier && operation != StoreOperation::kQueuePop &&
+             answer(pending, replies);
     });
   }
 
@@ -97,7 +100,7 @@ class PlainStore {
   }
 
   StoreModel model_;
-  std::deque<Asked> waiting_;
+  std::deque<PendingRequest> waiting_;
 };
 
 // True if the replies are the same in any order, with their keys in any order.
@@ -128,9 +131,9 @@ struct Client {
   RequestId last_id = 0;
 };
 
-class Players {
+class RandomClients {
  public:
-  void play(ByteView input) {
+  void run(ByteView input) {
     for (; input.size() >= 4; input = input.subspan(4)) {
       const ClientId number = input[0] % 4;
       if (input[0] >= 250) {
@@ -148,7 +151,7 @@ class Players {
         if (request.operation != StoreOperation::kCancel) request.id = ++client.last_id;
         client.protocol->feed(*encode_request(request));
       }
-      listen(client, number);
+      compare_replies(client, number);
     }
     for (ClientId number = 0; number < 4; ++number) leave(number);
     MUSTER_CHECK(single_.waiters() == 0 && sharded_.waiters() == 0, "a request of a removed client still waits");
@@ -207,7 +210,7 @@ class Players {
     return request;
   }
 
-  void listen(Client& client, ClientId number) {
+  void compare_replies(Client& client, ClientId number) {
     Bytes out;
     while (true) {
       auto request = client.protocol->next(out);
@@ -244,6 +247,6 @@ class Players {
 }  // namespace muster
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  muster::Players().play({data, size});
+  muster::RandomClients().run({data, size});
   return 0;
 }

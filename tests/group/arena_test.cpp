@@ -84,10 +84,10 @@ bool work_without_memory(Rank rank, int size, const std::string& path) {
   testing::internal::CaptureStderr();
   const bool work = store && works_without_memory(**store, {rank, size, "one", 0}) &&
                     works_without_memory(**store, {rank, size, "two", 0});
-  const std::string said = testing::internal::GetCapturedStderr(), warning = "does not use shared memory";
-  const size_t found = said.find(warning);
-  const bool once = found != std::string::npos && said.find(warning, found + 1) == std::string::npos;
-  if (!work || !once) std::fprintf(stderr, "rank %d: %s\n", rank, said.c_str());
+  const std::string output = testing::internal::GetCapturedStderr(), warning = "does not use shared memory";
+  const size_t found = output.find(warning);
+  const bool once = found != std::string::npos && output.find(warning, found + 1) == std::string::npos;
+  if (!work || !once) std::fprintf(stderr, "rank %d: %s\n", rank, output.c_str());
   return work && once;
 }
 

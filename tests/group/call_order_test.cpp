@@ -14,7 +14,7 @@ constexpr int kQueued = 400;
 constexpr int kAll = kCallers * kCalls + kQueued;
 
 /// Calls barriers from several threads. Barriers all match each other, so the order of the threads does not matter.
-void call_from_all_sides(Group& group) {
+void call_from_several_threads(Group& group) {
   std::atomic<int> done = 0;
   std::vector<std::thread> threads;
   for (int caller = 0; caller < kCallers; ++caller) {
@@ -38,7 +38,7 @@ void call_from_all_sides(Group& group) {
 
 TEST(GroupCallOrder, UsesEachSequenceNumberOnce) {
   test::run_group(2, "shm", [](Group& group) {
-    call_from_all_sides(group);
+    call_from_several_threads(group);
     EXPECT_EQ(group.sequence(), kAll);
   });
 }
@@ -58,7 +58,7 @@ TEST(GroupCallOrder, CallsChangingHooksInOrder) {
         group.on_completion(nullptr);
       }
     });
-    call_from_all_sides(group);
+    call_from_several_threads(group);
     over = true;
     changer.join();
     EXPECT_TRUE(in_order);

@@ -7,7 +7,7 @@
 namespace muster {
 namespace {
 
-Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+Deadline test_deadline() { return Deadline::after(std::chrono::seconds(60)); }
 
 Operation barrier() {
   Operation operation;
@@ -74,7 +74,7 @@ TEST_F(CallQueueTest, RunsQueuedCallsInOrder) {
   for (int i = 0; i < 10; ++i) works.push_back(submit(true));
   unblock();
   EXPECT_TRUE(submit(false).result());  // queued after the other calls
-  for (const Work& work : works) EXPECT_TRUE(work.wait(patience()));
+  for (const Work& work : works) EXPECT_TRUE(work.wait(test_deadline()));
   const std::vector<uint64_t> expected{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   EXPECT_EQ(ran_, expected);
 }
@@ -84,7 +84,7 @@ TEST_F(CallQueueTest, KeepsTheFirstError) {
   EXPECT_FALSE(submit(false).result());
   failure_->message = "second";
   EXPECT_FALSE(submit(true).wait());
-  EXPECT_TRUE(queue_->wait_for_pending(patience()));
+  EXPECT_TRUE(queue_->wait_for_pending(test_deadline()));
   EXPECT_EQ(queue_->first_error()->message, "first");
   queue_.reset();  // joins the progress thread
   EXPECT_EQ(callbacks_, 2);
@@ -95,8 +95,8 @@ TEST_F(CallQueueTest, ClosesAfterTheCurrentCall) {
   queue_->close(Error{ErrorCode::kAborted, "enough", kNoRank, {}});
   EXPECT_FALSE(shut_down_) << "while a call runs";
   unblock();
-  EXPECT_TRUE(work.wait(patience()));
-  EXPECT_TRUE(queue_->wait_for_pending(patience()));
+  EXPECT_TRUE(work.wait(test_deadline()));
+  EXPECT_TRUE(queue_->wait_for_pending(test_deadline()));
   ASSERT_TRUE(shut_down_);
   EXPECT_EQ(shut_down_->message, "enough");
 }
@@ -143,13 +143,13 @@ TEST_F(CallQueueTest, CallsTheHookThatWasSetAtSubmission) {
   const Work next = submit(true);
   queue_->set_hook(nullptr);
   unblock();
-  EXPECT_TRUE(queue_->wait_for_pending(patience()));
+  EXPECT_TRUE(queue_->wait_for_pending(test_deadline()));
   EXPECT_EQ(calls, (std::vector<std::string>{"a1", "b2"}));
 }
 
 TEST_F(CallQueueTest, ACallbackMayWaitForAnotherCall) {
   std::promise<bool> ended;
-  submit(true).on_done([&](const Result<>&) { ended.set_value(submit(true).wait(patience()).has_value()); });
+  submit(true).on_done([&](const Result<>&) { ended.set_value(submit(true).wait(test_deadline()).has_value()); });
   EXPECT_TRUE(ended.get_future().get());
 }
 

@@ -37,7 +37,7 @@ void call_from(const std::string& site) {
   set_call_site_probe([] { return the_site; });
 }
 
-std::string who(Rank rank, pid_t pid = getpid()) {
+std::string rank_text(Rank rank, pid_t pid = getpid()) {
   return fmt::format("rank {} (host {}, pid {})", rank, host_name(), pid);
 }
 
@@ -233,8 +233,8 @@ TEST_P(Absence, IsReportedWithTheLastCall) {
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
     EXPECT_EQ(result.error().rank, 2);
-    EXPECT_EQ(result.error().message, "ranks 0, 1 are at all_reduce #2 (float32[12], sum) at train.py:71; " + who(2) +
-                                          " has not arrived, last seen at barrier #1 at train.py:69");
+    EXPECT_EQ(result.error().message, "ranks 0, 1 are at all_reduce #2 (float32[12], sum) at train.py:71; " +
+                                          rank_text(2) + " has not arrived, last seen at barrier #1 at train.py:69");
     given_up.count_down();
   });
 }
@@ -266,7 +266,7 @@ TEST_P(Absence, OfAStoppedProcessIsReportedAsSuch) {
     const auto result = (*group)->barrier({.timeout = std::chrono::milliseconds(300)}).result();
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().rank, 1);
-    EXPECT_EQ(result.error().message, "rank 0 is at barrier #2; " + who(1, child) +
+    EXPECT_EQ(result.error().message, "rank 0 is at barrier #2; " + rank_text(1, child) +
                                           " is stopped, by a signal or a debugger, last seen at barrier #1");
   }
   kill(child, SIGKILL);

@@ -223,7 +223,7 @@ TEST_P(GroupErrors, AbortEndsAllWaitsAtAllRanks) {
     ASSERT_TRUE(group) << group.error().to_string();
     formed.arrive_and_wait();
     if (rank == 2) {
-      (*group)->abort(Error{ErrorCode::kAborted, "the operator said so", 2, {}});
+      (*group)->abort(Error{ErrorCode::kAborted, "the operator requested it", 2, {}});
       EXPECT_FALSE((*group)->barrier().result());
       return;
     }
@@ -231,7 +231,7 @@ TEST_P(GroupErrors, AbortEndsAllWaitsAtAllRanks) {
     const auto result = work.wait();
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().code, ErrorCode::kAborted) << result.error().to_string();
-    EXPECT_NE(result.error().message.find("the operator said so"), std::string::npos);
+    EXPECT_NE(result.error().message.find("the operator requested it"), std::string::npos);
   });
 }
 
@@ -288,7 +288,7 @@ TEST(GroupErrorsHosts, MismatchEndsTheCallAtAllRanks) {
 
 /// Also a rank that this host's communicator does not have.
 TEST(GroupErrorsHosts, AbortMayNameAnyRank) {
-  for (const Rank blamed : {3, 100'000}) {
+  for (const Rank named : {3, 100'000}) {
     const auto store = memory_store();
     std::latch formed(4), over(3);
     run_ranks(4, [&](Rank rank) {
@@ -299,7 +299,7 @@ TEST(GroupErrorsHosts, AbortMayNameAnyRank) {
       formed.arrive_and_wait();
       if (rank == 0) return over.wait();  // so that rank 1 waits in its host communicator
       const Work work = (*group)->barrier({.async = true});
-      if (rank == 1) (*group)->abort(Error{ErrorCode::kTimeout, "the operator waited for too long", blamed, {}});
+      if (rank == 1) (*group)->abort(Error{ErrorCode::kTimeout, "the operator waited for too long", named, {}});
       const auto result = work.wait();
       ASSERT_FALSE(result);
       EXPECT_LT(result.error().rank, 4) << result.error().to_string();
@@ -350,8 +350,9 @@ TEST_P(GroupErrors, LengthsToAndFromItselfMustMatch) {
       ASSERT_FALSE(result);
       EXPECT_EQ(result.error().code, ErrorCode::kInvalidArgument);
       const Rank rank = group.membership().rank;
-      const std::string said = "rank " + std::to_string(rank) + " sends " + std::to_string(counts[rank]) + " elements";
-      EXPECT_NE(result.error().message.find(said), std::string::npos) << result.error().to_string();
+      const std::string expected =
+          "rank " + std::to_string(rank) + " sends " + std::to_string(counts[rank]) + " elements";
+      EXPECT_NE(result.error().message.find(expected), std::string::npos) << result.error().to_string();
     }
     EXPECT_TRUE(group.barrier().result());
   });

@@ -27,7 +27,7 @@ pid_t start_child(const std::function<bool()>& body) {
   std::exit(body() ? 0 : 1);
 }
 
-void expect_well(pid_t child) {
+void expect_success(pid_t child) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_FALSE(WIFSIGNALED(status)) << "the child hung or crashed: signal " << WTERMSIG(status);
@@ -68,7 +68,7 @@ class GroupFork : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(GroupFork, ChildDropsAGroup) {
-  expect_well(start_child([this] {
+  expect_success(start_child([this] {
     groups_[0].reset();
     groups_[1].reset();
     return true;
@@ -77,7 +77,7 @@ TEST_P(GroupFork, ChildDropsAGroup) {
 }
 
 TEST_P(GroupFork, ChildLeavesAndAbortsNothing) {
-  expect_well(start_child([this] {
+  expect_success(start_child([this] {
     groups_[0]->leave();
     groups_[1]->abort({ErrorCode::kAborted, "the child has had enough", 1, {}});
     return true;
@@ -92,7 +92,7 @@ TEST_P(GroupFork, ChildDropsAGroupWhileItsThreadsAreBusy) {
   std::thread waiter([&] { EXPECT_TRUE(message.wait()); });
   for (int i = 0; i < 10; ++i) {  // each time the threads are at another point
     Work dropped[] = {message, collective};
-    expect_well(start_child([&] {
+    expect_success(start_child([&] {
       for (Work& work : dropped) work = Work(Result<>());
       groups_[0].reset();
       return true;
@@ -120,8 +120,8 @@ TEST_P(GroupFork, ChildrenFormAGroupWhileThreadsFormOthers) {
       return group && (*group)->barrier().result();
     };
     const pid_t first = start_child([&] { return form(0); }), second = start_child([&] { return form(1); });
-    expect_well(first);
-    expect_well(second);
+    expect_success(first);
+    expect_success(second);
   }
   stopping = true;
   others.join();

@@ -8,7 +8,7 @@
 namespace muster {
 namespace {
 
-Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+Deadline test_deadline() { return Deadline::after(std::chrono::seconds(60)); }
 
 /// The store requests that forming needs. Reading the records of other ranks waits for `go_on`.
 class HeldStore final : public RequestStore {
@@ -35,14 +35,14 @@ class HeldStore final : public RequestStore {
 /// Connects to the first rank as a rank that wants the host's shared memory does, but sends no request.
 void connect_and_go(Store& store, const GroupSpec& membership, const Bytes& secret) {
   RankExchange ranks(store, membership);
-  const auto leader = ranks.first_rank(patience());
+  const auto leader = ranks.first_rank(test_deadline());
   ASSERT_TRUE(leader);
   const auto loop = *Loop::create();
   std::optional<Result<Connection>> connection;
   const auto attempt = dial(*loop, *Address::parse(leader->local_address + "-host-comm"),
-                            {.credentials = {secret, nullptr}, .retry = true}, patience(),
+                            {.credentials = {secret, nullptr}, .retry = true}, test_deadline(),
                             [&](Result<Connection> made) { connection = std::move(made); });
-  ASSERT_TRUE(loop->run_until([&] { return connection.has_value(); }, patience()));
+  ASSERT_TRUE(loop->run_until([&] { return connection.has_value(); }, test_deadline()));
   EXPECT_TRUE(*connection) << connection->error().to_string();
 }
 

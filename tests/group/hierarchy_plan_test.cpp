@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kRanks = 4, kHosts = 2, kLocals = kRanks / kHosts;
 
-struct Did {
+struct LevelSteps {
   std::vector<std::pair<Collective, size_t>> within;  ///< bytes of the tensor, or of the longest block
   std::vector<std::pair<Collective, size_t>> across;
 };
@@ -35,16 +35,16 @@ Topology two_hosts() {
 }
 
 /// Runs the collective at the rank of the root's host that has the longest share, and returns its operations.
-Did run(Collective collective, size_t count) {
+LevelSteps run(Collective collective, size_t count) {
   const bool gathers = collective == Collective::kAllGather, scatters = collective == Collective::kReduceScatter;
   const std::unique_ptr<float[]> memory(new float[count * kRanks]);  // never read or written
-  Did did;
+  LevelSteps executed;
   const Hierarchy::Levels levels{[&](const Operation& operation, const Deadline&) -> Result<> {
-                                   did.within.emplace_back(operation.call.collective, longest(operation));
+                                   executed.within.emplace_back(operation.call.collective, longest(operation));
                                    return {};
                                  },
                                  [&](const Operation& operation, int, const Deadline&) -> Result<> {
-                                   did.across.emplace_back(operation.call.collective, longest(operation));
+                                   executed.across.emplace_back(operation.call.collective, longest(operation));
                                    return {};
                                  },
                                  [](const Deadline&) { return Result<>{}; }};
@@ -58,21 +58,21 @@ Did run(Collective collective, size_t count) {
   }
   EXPECT_TRUE(validate_and_infer(operation, GroupSpec{self, kRanks, {}, 0}));
   EXPECT_TRUE(Hierarchy(topology, self, levels).run(operation, Deadline::after(std::chrono::seconds(60))));
-  return did;
+  return executed;
 }
 
 /// The same operations according to the plan. All chunks must have the same length.
-Did plan(Collective collective, const HierarchyPlan& said) {
-  Did will;
-  for (double chunk = 0; chunk < said.chunks; ++chunk) {
-    if (said.before) will.within.emplace_back(said.before->collective, said.before->bytes);
-    will.across.emplace_back(said.across.collective, said.across.count * said.across.element_bytes);
+LevelSteps plan(Collective collective, const HierarchyPlan& hierarchy) {
+  LevelSteps planned;
+  for (double chunk = 0; chunk < hierarchy.chunks; ++chunk) {
+    if (hierarchy.before) planned.within.emplace_back(hierarchy.before->collective, hierarchy.before->bytes);
+    planned.across.emplace_back(hierarchy.across.collective, hierarchy.across.count * hierarchy.across.element_bytes);
     // The root's host has the whole of a broadcast already.
-    if (said.after && collective != Collective::kBroadcast) {
-      will.within.emplace_back(said.after->collective, said.after->bytes);
+    if (hierarchy.after && collective != Collective::kBroadcast) {
+      planned.within.emplace_back(hierarchy.after->collective, hierarchy.after->bytes);
     }
   }
-  return will;
+  return planned;
 }
 
 TEST(HierarchyPlan, MatchesTheRunAtBothLevels) {
@@ -82,13 +82,13 @@ TEST(HierarchyPlan, MatchesTheRunAtBothLevels) {
                                         Collective::kAllGather, Collective::kReduceScatter, Collective::kBarrier}) {
       CollectiveSpec whole{.collective = collective, .size = kRanks, .count = count, .element_bytes = sizeof(float)};
       if (collective == Collective::kBarrier) whole.count = 0;
-      const HierarchyPlan said = plan_hierarchy(whole, kLocals, 2);
-      const Did will = plan(collective, said), did = run(collective, count);
-      auto sorted_will = will.within, sorted_did = did.within;
-      std::ranges::sort(sorted_will);  // overlapping chunks change the order
-      std::ranges::sort(sorted_did);
-      EXPECT_EQ(sorted_will, sorted_did) << name(collective) << " of " << count;
-      EXPECT_EQ(will.across, did.across) << name(collective) << " of " << count;
+      const HierarchyPlan hierarchy = plan_hierarchy(whole, kLocals, 2);
+      const LevelSteps planned = plan(collective, hierarchy), executed = run(collective, count);
+      auto sorted_planned = planned.within, sorted_executed = executed.within;
+      std::ranges::sort(sorted_planned);  // overlapping chunks change the order
+      std::ranges::sort(sorted_executed);
+      EXPECT_EQ(sorted_planned, sorted_executed) << name(collective) << " of " << count;
+      EXPECT_EQ(planned.across, executed.across) << name(collective) << " of " << count;
     }
   }
 }

@@ -222,10 +222,10 @@ TEST_P(GroupKill, EverySurvivorNamesTheKilledRank) {
     ASSERT_TRUE(record) << "rank " << rank << " has not ended";
     Reader in(*record);
     const auto code = *in.get<ErrorCode>();
-    const auto blamed = *in.get<int32_t>();
+    const auto named = *in.get<int32_t>();
     const auto text = *in.get_string();
     EXPECT_EQ(code, signal == SIGKILL ? ErrorCode::kPeerLost : ErrorCode::kTimeout) << text;
-    EXPECT_EQ(blamed, victim) << "rank " << rank << ": " << text;
+    EXPECT_EQ(named, victim) << "rank " << rank << ": " << text;
   }
   kill(children[victim], SIGKILL);
   for (const pid_t child : children) waitpid(child, nullptr, 0);

@@ -55,7 +55,7 @@ TEST_P(ManyRanks, LearnOfAnAbortOverFewLinks) {
     const auto group = Group::form(**handle, {rank, size, "test", 0}, patient(GetParam()));
     ASSERT_TRUE(group) << group.error().to_string();
     formed.arrive_and_wait();
-    if (rank == size - 1) (*group)->abort(Error{ErrorCode::kAborted, "the operator said so", rank, {}});
+    if (rank == size - 1) (*group)->abort(Error{ErrorCode::kAborted, "the operator requested it", rank, {}});
     const auto result = (*group)->barrier().result();
     ASSERT_FALSE(result);
     EXPECT_EQ(result.error().rank, size - 1) << result.error().to_string();
@@ -75,7 +75,7 @@ TEST(ManyRanksOfAHost, NameTheAborterThoughARelayingRankIsBusy) {
     ASSERT_TRUE(group) << group.error().to_string();
     formed.arrive_and_wait();
     if (rank == passes_on) return failed.wait();
-    if (rank == kSize - 1) (*group)->abort(Error{ErrorCode::kAborted, "the operator said so", rank, {}});
+    if (rank == kSize - 1) (*group)->abort(Error{ErrorCode::kAborted, "the operator requested it", rank, {}});
     const auto result = (*group)->barrier().result();
     failed.count_down();
     ASSERT_FALSE(result);

@@ -16,7 +16,7 @@ using Floats = std::vector<float>;
 
 constexpr Rank kSelf = 0, kPeer = 1;
 
-Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+Deadline test_deadline() { return Deadline::after(std::chrono::seconds(60)); }
 
 LinkIdentity identity(Rank rank) {
   return {rank, 2, "alone", 0, Credentials{to_bytes("a secret of the tests"), nullptr}};
@@ -27,12 +27,12 @@ class P2pAlone : public testing::TestWithParam<Transport> {
   void SetUp() override {
     static std::atomic<int> count = 0;
     const std::string name = "muster-p2p-test-" + std::to_string(getpid()) + "-" + std::to_string(count++);
-    const Address address = Address::unix_abstract(name), deaf = Address::unix_abstract(name + "-deaf");
+    const Address address = Address::unix_abstract(name), silent_address = Address::unix_abstract(name + "-silent");
     ASSERT_TRUE(p2p_->listen(address, GetParam()));
-    deaf_ = std::move(*listen_on(deaf));
+    silent_listener_ = std::move(*listen_on(silent_address));
     std::vector<LinkTable::Endpoint> endpoints(2);
     endpoints[kSelf] = {RankInfo{.rank = kSelf, .host = "here"}, address.to_string(), GetParam()};
-    endpoints[kPeer] = {RankInfo{.rank = kPeer, .host = "here"}, deaf.to_string(), GetParam()};
+    endpoints[kPeer] = {RankInfo{.rank = kPeer, .host = "here"}, silent_address.to_string(), GetParam()};
     p2p_->begin(endpoints);
     address_ = address.to_string();
   }
@@ -41,12 +41,12 @@ class P2pAlone : public testing::TestWithParam<Transport> {
   /// Connects the peer. A thread, or the P2P engine's own thread, must drive the engine.
   void link_up() {
     const auto connect = GetParam() == Transport::kShm ? connect_shm_link : connect_link;
-    const auto dial = connect(*loop_, *Address::parse(address_), identity(kPeer), kSelf, patience(),
+    const auto dial = connect(*loop_, *Address::parse(address_), identity(kPeer), kSelf, test_deadline(),
                               [this](Result<std::unique_ptr<Link>> link) {
                                 ASSERT_TRUE(link) << link.error().to_string();
                                 link_ = std::move(*link);
                               });
-    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
+    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, test_deadline()));
   }
   /// Sends the header of a message of `bytes` bytes, and as much of its payload as `data` contains.
   void send_message(uint32_t tag, size_t bytes, const Floats& data) {
@@ -54,7 +54,7 @@ class P2pAlone : public testing::TestWithParam<Transport> {
     const ConstSegment parts[] = {{header.data(), header.size()}, {data.data(), data.size() * sizeof(float)}};
     bool sent = false;
     link_->send(parts, [&](const Result<>& result) { sent = result.has_value(); });
-    ASSERT_TRUE(loop_->run_until([&] { return sent; }, patience()));
+    ASSERT_TRUE(loop_->run_until([&] { return sent; }, test_deadline()));
   }
   Work receive(Floats& into, Rank from, uint32_t tag, Duration timeout = std::chrono::seconds(60)) {
     return p2p_->receive({into.data(), into.size(), Dtype::kFloat32}, from, tag, {.timeout = timeout, .async = true});
@@ -63,7 +63,7 @@ class P2pAlone : public testing::TestWithParam<Transport> {
   const std::shared_ptr<P2pEngine> p2p_ = *P2pEngine::create(identity(kSelf), 1);
   const std::unique_ptr<Loop> loop_ = *Loop::create();
   std::unique_ptr<Link> link_;
-  Fd deaf_;  ///< the peer's listener; it accepts no connection, so a probe learns nothing
+  Fd silent_listener_;  ///< the peer's listener; it accepts no connection, so a probe learns nothing
   std::string address_;
 };
 
@@ -111,12 +111,12 @@ TEST_P(P2pAlone, RunsEveryCallbackAfterARefusedReceive) {
 
 /// The error of a receive whose sender has dialed one of the two connections of its link, and then closes it.
 Error error_of_partial_link(const Error& why) {
-  const auto deaf = listen_on(*Address::parse("127.0.0.1:0"));  // accepts nothing, so a probe fails
+  const auto silent_listener = listen_on(*Address::parse("127.0.0.1:0"));  // accepts nothing, so a probe fails
   const auto p2p = *P2pEngine::create(identity(kSelf), 2);
   const std::string address = *p2p->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
   std::vector<LinkTable::Endpoint> endpoints(2);
   endpoints[kSelf] = {RankInfo{.rank = kSelf}, address, Transport::kTcp};
-  endpoints[kPeer] = {RankInfo{.rank = kPeer}, local_address(deaf->get())->to_string(), Transport::kTcp};
+  endpoints[kPeer] = {RankInfo{.rank = kPeer}, local_address(silent_listener->get())->to_string(), Transport::kTcp};
   p2p->begin(endpoints);
   Floats word(1);
   const Work receive =
@@ -125,9 +125,9 @@ Error error_of_partial_link(const Error& why) {
   LinkIdentity peer = identity(kPeer);
   peer.subflow = {1, 2};
   std::unique_ptr<Link> link;
-  const auto dial = connect_link(*loop, *Address::parse(address), peer, kSelf, patience(),
+  const auto dial = connect_link(*loop, *Address::parse(address), peer, kSelf, test_deadline(),
                                  [&](Result<std::unique_ptr<Link>> made) { link = std::move(made).value(); });
-  EXPECT_TRUE(loop->run_until([&] { return link != nullptr; }, patience()));
+  EXPECT_TRUE(loop->run_until([&] { return link != nullptr; }, test_deadline()));
   link->close(why);
   const auto result = receive.wait();
   p2p->close();

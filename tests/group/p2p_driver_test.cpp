@@ -8,7 +8,7 @@
 namespace muster {
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(60);
+constexpr Duration kTimeout = std::chrono::seconds(60);
 
 class P2pDriverTest : public testing::Test, private P2pDriver::Client {
  protected:
@@ -34,7 +34,7 @@ TEST_F(P2pDriverTest, AWaitingThreadDrivesTheLoop) {
   auto lock = driver_.lock();
   driver_.loop().after(Duration::zero(), [&] { driver = std::this_thread::get_id(); });
   driver_.wait_until(
-      lock, [&] { return driver != std::thread::id(); }, Deadline::after(kPatience));
+      lock, [&] { return driver != std::thread::id(); }, Deadline::after(kTimeout));
   EXPECT_EQ(driver, std::this_thread::get_id());
 }
 
@@ -63,7 +63,7 @@ TEST_F(P2pDriverTest, ASleepEndsAtTheNextDeadline) {
   auto lock = driver_.lock();
   deadline_ = steady_clock().now() + std::chrono::milliseconds(1);
   driver_.wait_until(
-      lock, [&] { return expired_ > 0; }, Deadline::after(kPatience));
+      lock, [&] { return expired_ > 0; }, Deadline::after(kTimeout));
   EXPECT_GT(expired_, 0);
 }
 
@@ -91,7 +91,7 @@ TEST_F(P2pDriverTest, SeveralThreadsMayWait) {
     threads.emplace_back([&] {
       auto lock = driver_.lock();
       driver_.wait_until(
-          lock, [&] { return done; }, Deadline::after(kPatience));
+          lock, [&] { return done; }, Deadline::after(kTimeout));
       ++ended;
     });
   }

@@ -18,7 +18,7 @@ constexpr Rank kSelf = 0, kPeer = 1, kOther = 2;
 constexpr int kRanks = 3;
 constexpr size_t kLongBytes = size_t{16} << 20;  ///< more than a link buffers while its reader does not read
 
-Deadline patience() { return Deadline::after(std::chrono::seconds(60)); }
+Deadline test_deadline() { return Deadline::after(std::chrono::seconds(60)); }
 
 LinkIdentity identity(Rank rank) {
   return {rank, kRanks, "leaving", 0, Credentials{to_bytes("a secret of the tests"), nullptr}};
@@ -52,7 +52,7 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
     const auto listen = GetParam() == Transport::kShm ? listen_shm_links : listen_links;
     listener_ = std::move(*listen(*listening_, Address::unix_abstract(name + "-peer"), identity(kPeer),
                                   [this](std::unique_ptr<Link> link) { accepted_ = std::move(link); }));
-    const std::string addresses[] = {address_.to_string(), listener_->address(), "unix:@" + name + "-nobody"};
+    const std::string addresses[] = {address_.to_string(), listener_->address(), "unix:@" + name + "-unused"};
     std::vector<LinkTable::Endpoint> endpoints;
     for (Rank rank = 0; rank < kRanks; ++rank) {
       endpoints.push_back({RankInfo{.rank = rank, .host = "here"}, addresses[rank], GetParam()});
@@ -66,9 +66,9 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
   std::unique_ptr<Link> link_from(Rank rank) {
     const auto connect = GetParam() == Transport::kShm ? connect_shm_link : connect_link;
     std::unique_ptr<Link> made;
-    const auto dial = connect(*dialing_, address_, identity(rank), kSelf, patience(),
+    const auto dial = connect(*dialing_, address_, identity(rank), kSelf, test_deadline(),
                               [&](Result<std::unique_ptr<Link>> link) { made = std::move(link).value(); });
-    EXPECT_TRUE(dialing_->run_until([&] { return made != nullptr; }, patience()));
+    EXPECT_TRUE(dialing_->run_until([&] { return made != nullptr; }, test_deadline()));
     return made;
   }
   static void send_message(Loop& loop, Link& link, const MessageHeader& header, ByteView data = {}) {
@@ -76,14 +76,14 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
     const ConstSegment parts[] = {{words.data(), words.size()}, {data.data(), data.size()}};
     bool sent = false;
     link.send(parts, [&](const Result<>& result) { sent = result.has_value(); });
-    ASSERT_TRUE(loop.run_until([&] { return sent; }, patience()));
+    ASSERT_TRUE(loop.run_until([&] { return sent; }, test_deadline()));
   }
   static MessageHeader receive_header(Loop& loop, Link& link) {
     std::array<uint8_t, kMessageHeaderBytes> words{};
     const Segment into{words.data(), words.size()};
     bool received = false;
     link.receive({&into, 1}, [&](const Result<>& result) { received = result.has_value(); });
-    EXPECT_TRUE(loop.run_until([&] { return received; }, patience()));
+    EXPECT_TRUE(loop.run_until([&] { return received; }, test_deadline()));
     return parse_message_header(words).value_or(MessageHeader{});
   }
   /// Reads and drops all bytes on the link that rank 1 accepts, until the link ends.
@@ -95,9 +95,9 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
       accepted_->receive({&into, 1}, [&](const Result<>& result) { result ? read() : void(ended = true); });
     };
     const auto over = [&] { return ended || !listener_->last_refusal().empty(); };
-    ASSERT_TRUE(listening_->run_until([&] { return accepted_ || over(); }, patience()));
+    ASSERT_TRUE(listening_->run_until([&] { return accepted_ || over(); }, test_deadline()));
     if (accepted_) read();
-    ASSERT_TRUE(listening_->run_until(over, patience()));
+    ASSERT_TRUE(listening_->run_until(over, test_deadline()));
   }
   void leave(Rank rank) {
     const auto link = link_from(rank);
@@ -128,7 +128,7 @@ TEST_P(P2pLeaving, DoesNotReadTheBufferOfACompletedSend) {
   const Work other = receive({&word, 1, Dtype::kUint8}, kOther, 2);  // keeps the P2P engine's thread busy
   Memory memory;
   const Work send = p2p_->send(memory.view(), kPeer, 1, async());
-  ASSERT_TRUE(listening_->run_until([this] { return accepted_ != nullptr; }, patience()));
+  ASSERT_TRUE(listening_->run_until([this] { return accepted_ != nullptr; }, test_deadline()));
   const MessageHeader offer = receive_header(*listening_, *accepted_);
   ASSERT_EQ(offer.kind, MessageKind::kRequestToSend);
   send_message(*listening_, *accepted_, {MessageKind::kClearToSend, 0, offer.id, 0, 0});

@@ -91,19 +91,19 @@ TEST(Matcher, ForgetsUnfinishedMessagesOfALostSender) {
 struct Model {
   std::list<ItemPtr> receives, messages;
 
-  static bool suit(const Item& receive, const Item& message) {
+  static bool matches(const Item& receive, const Item& message) {
     return receive.tag == message.tag && (receive.from == kAnyRank || receive.from == message.from);
   }
   ItemPtr post(const ItemPtr& receive) {
     for (auto it = messages.begin(); it != messages.end(); ++it) {
-      if (suit(*receive, **it)) return take(messages, it);
+      if (matches(*receive, **it)) return take(messages, it);
     }
     receives.push_back(receive);
     return nullptr;
   }
   ItemPtr arrive(const ItemPtr& message) {
     for (auto it = receives.begin(); it != receives.end(); ++it) {
-      if (suit(**it, *message)) return take(receives, it);
+      if (matches(**it, *message)) return take(receives, it);
     }
     messages.push_back(message);
     return nullptr;

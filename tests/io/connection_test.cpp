@@ -29,7 +29,7 @@ DialOptions dial_with(std::string_view secret, bool retry = false) {
 }
 
 /// An address without a listener: a port that was free a moment ago.
-Address nobody() {
+Address address_without_listener() {
   const auto listener = listen_on(loopback());
   return *local_address(listener->get());
 }
@@ -98,15 +98,15 @@ TEST(Connection, FailsAtBothEndsWhenTheSecretsDiffer) {
       EXPECT_THAT(client.error().message, HasSubstr(server.address().to_string()));
     }
     EXPECT_TRUE(server.accepted.empty());
-    const std::string stranger = address.is_unix() ? "process " + std::to_string(getpid()) : "127.0.0.1:[0-9]+";
+    const std::string peer = address.is_unix() ? "process " + std::to_string(getpid()) : "127.0.0.1:[0-9]+";
     EXPECT_THAT(testing::internal::GetCapturedStderr(),
-                ContainsRegex(" refused " + stranger + ": the peer does not know this job's secret"));
+                ContainsRegex(" refused " + peer + ": the peer does not know this job's secret"));
   }
 }
 
 TEST(Dial, FailsAtOnceWithoutAListenerAndRetry) {
   const auto loop = make_loop();
-  const Address address = nobody();
+  const Address address = address_without_listener();
   const auto result = dial_now(*loop, address, dial_with(""));
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kUnavailable);
@@ -116,7 +116,7 @@ TEST(Dial, FailsAtOnceWithoutAListenerAndRetry) {
 
 TEST(Dial, NamesTheAddressAndTheLastReasonAtTheDeadline) {
   const auto loop = make_loop();
-  const Address address = nobody();
+  const Address address = address_without_listener();
   const auto result = dial_now(*loop, address, dial_with("", true), Deadline::after(100ms));
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
@@ -126,7 +126,7 @@ TEST(Dial, NamesTheAddressAndTheLastReasonAtTheDeadline) {
 
 TEST(Dial, WaitsForAServerThatStartsLater) {
   const auto loop = make_loop();
-  for (const auto& address : {nobody(), unix_here("later")}) {
+  for (const auto& address : {address_without_listener(), unix_here("later")}) {
     const auto dialed = start_dial(*loop, address, dial_with("s", true));
     bool tried = false;
     loop->after(30ms, [&] { tried = true; });
@@ -154,7 +154,7 @@ TEST(Dial, CallsNoHandlerOnceDestroyed) {
 TEST(Dial, MayBeDestroyedByItsOwnHandler) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), accept_with(""));
-  for (const auto& address : {server.address(), nobody()}) {
+  for (const auto& address : {server.address(), address_without_listener()}) {
     bool called = false;
     std::unique_ptr<Dial> attempt;
     attempt = dial(*loop, address, dial_with(""), soon(), [&](auto) {
@@ -178,13 +178,13 @@ TEST(Dial, NamesTheProtocolOfAWrongServer) {
   const auto loop = make_loop();
   const auto listener = listen_on(loopback());
   const auto dialed = start_dial(*loop, *local_address(listener->get()), dial_with("", true));
-  std::optional<Fd> stranger;
+  std::optional<Fd> accepted;
   ASSERT_TRUE(drive_until(*loop, [&] {
-    stranger = *accept_from(listener->get());
-    return stranger.has_value();
+    accepted = *accept_from(listener->get());
+    return accepted.has_value();
   }));
   const std::string_view answer = "SSH-2.0-server\r\n";
-  ASSERT_EQ(send(stranger->get(), answer.data(), answer.size(), MSG_NOSIGNAL), static_cast<ssize_t>(answer.size()));
+  ASSERT_EQ(send(accepted->get(), answer.data(), answer.size(), MSG_NOSIGNAL), static_cast<ssize_t>(answer.size()));
   ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
   ASSERT_FALSE(*dialed->result);
   EXPECT_EQ(dialed->result->error().code, ErrorCode::kProtocol);
@@ -266,7 +266,7 @@ Acceptor::Options without_timeouts(size_t max_pending) {
 }
 
 /// `count` connections. Each of them has sent `words` and nothing else.
-std::vector<Fd> strangers(Loop& loop, const Address& address, size_t count, ByteView words = {}) {
+std::vector<Fd> unauthenticated_peers(Loop& loop, const Address& address, size_t count, ByteView words = {}) {
   std::vector<Fd> all;
   while (all.size() < count) {
     all.push_back(connect_raw(loop, address));
@@ -279,7 +279,7 @@ TEST(Acceptor, AcceptsWhileFullOfSilentConnections) {
   const auto loop = make_loop();
   for (const auto& address : {loopback(), unix_here("silent")}) {
     Server server(*loop, address, without_timeouts(4));
-    const auto silent = strangers(*loop, server.address(), 20);
+    const auto silent = unauthenticated_peers(*loop, server.address(), 20);
     const auto dialed = start_dial(*loop, server.address(), dial_with("s"));
     ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
     EXPECT_TRUE(*dialed->result) << dialed->result->error().message;
@@ -290,7 +290,7 @@ TEST(Acceptor, AcceptsWhileFullOfHalfHandshakes) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), without_timeouts(4));
   const Bytes greeting = Handshake(Handshake::Side::kClient, {}, {}).take_output();
-  const auto begun = strangers(*loop, server.address(), 8, greeting);
+  const auto begun = unauthenticated_peers(*loop, server.address(), 8, greeting);
   const auto dialed = start_dial(*loop, server.address(), dial_with("s"));
   ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
   EXPECT_TRUE(*dialed->result) << dialed->result->error().message;
@@ -299,7 +299,7 @@ TEST(Acceptor, AcceptsWhileFullOfHalfHandshakes) {
 TEST(Acceptor, TellsAnEvictedConnectionToRetry) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), without_timeouts(1));
-  const auto silent = strangers(*loop, server.address(), 2);
+  const auto silent = unauthenticated_peers(*loop, server.address(), 2);
   const std::string words = read_until_closed(*loop, silent[0].get());
   Handshake client(Handshake::Side::kClient, as_bytes("s"), {});
   const auto refusal = client.feed(as_bytes(words));
@@ -312,10 +312,10 @@ TEST(Acceptor, ServesManyClientsAtOnce) {
   auto options = accept_with("s");
   options.max_pending = 8;
   Server server(*loop, loopback(), std::move(options));
-  std::vector<std::unique_ptr<Dialed>> crowd;
-  for (int i = 0; i < 200; ++i) crowd.push_back(start_dial(*loop, server.address(), dial_with("s")));
-  ASSERT_TRUE(drive_until(*loop, [&] { return server.accepted.size() == crowd.size(); }));
-  for (const auto& dialed : crowd) {
+  std::vector<std::unique_ptr<Dialed>> clients;
+  for (int i = 0; i < 200; ++i) clients.push_back(start_dial(*loop, server.address(), dial_with("s")));
+  ASSERT_TRUE(drive_until(*loop, [&] { return server.accepted.size() == clients.size(); }));
+  for (const auto& dialed : clients) {
     ASSERT_TRUE(drive_until(*loop, [&] { return dialed->result.has_value(); }));
     EXPECT_TRUE(*dialed->result);
   }

@@ -44,7 +44,7 @@ TEST(HandshakeQueue, LimitsTheGraceOfAllSteps) {
 
 TEST(HandshakeQueue, EvictsFromTheNetworkWithTheMostConnections) {
   HandshakeQueue queue(16);
-  queue.add(1, "member", kStart);
+  queue.add(1, "authenticated", kStart);
   for (int id = 2; id < 10; ++id) queue.add(id, "flood", kStart + 1ms);
   for (int id = 2; id < 9; ++id) {
     EXPECT_EQ(next(queue), id);
@@ -55,12 +55,12 @@ TEST(HandshakeQueue, EvictsFromTheNetworkWithTheMostConnections) {
 
 TEST(HandshakeQueue, ReservesHalfForAuthenticatedNetworks) {
   HandshakeQueue queue(8);
-  queue.add(1, "member", kStart);
+  queue.add(1, "authenticated", kStart);
   queue.on_authenticated(1);
-  for (int id = 1; id <= 4; ++id) queue.add(id, "member", kStart);
-  queue.add(5, "stranger", kStart + 1ms);
+  for (int id = 1; id <= 4; ++id) queue.add(id, "authenticated", kStart);
+  queue.add(5, "unauthenticated", kStart + 1ms);
   EXPECT_EQ(next(queue), 5);
-  for (int id = 6; id <= 7; ++id) queue.add(id, "member", kStart + 2ms);
+  for (int id = 6; id <= 7; ++id) queue.add(id, "authenticated", kStart + 2ms);
   EXPECT_EQ(next(queue), 1);
 }
 

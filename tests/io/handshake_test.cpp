@@ -30,11 +30,11 @@ ErrorCode code_of(const Result<size_t>& result) { return result ? ErrorCode::kIn
 
 std::string message_of(const Result<size_t>& result) { return result ? "no error" : result.error().message; }
 
-Result<size_t> server_hears(std::string_view bytes) {
+Result<size_t> server_receives(std::string_view bytes) {
   return Handshake(Side::kServer, as_bytes("secret"), {}).feed(as_bytes(bytes));
 }
 
-Result<size_t> client_hears(std::string_view bytes) {
+Result<size_t> client_receives(std::string_view bytes) {
   return Handshake(Side::kClient, as_bytes("secret"), {}).feed(as_bytes(bytes));
 }
 
@@ -173,7 +173,7 @@ TEST(Handshake, RefusesAnOversizedHelloBeforeItArrives) {
 }
 
 TEST(Handshake, NamesTheProtocolOfAnotherPeer) {
-  const std::pair<std::string_view, const char*> strangers[] = {
+  const std::pair<std::string_view, const char*> other_protocols[] = {
       {"GET / HTTP/1.1\r\n", "HTTP"},
       {"POST /", "HTTP"},
       {"HTTP/1.1 400 Bad", "HTTP"},
@@ -183,8 +183,8 @@ TEST(Handshake, NamesTheProtocolOfAnotherPeer) {
       {std::string_view("\x15\x03\x03\x00\x02\x02", 6), "TLS"},
       {std::string_view("\x00\xCE\xF7\x85\x3C", 5), "TCPStore"},
       {"hello there", "68656c6c6f207468"}};
-  for (const auto& [bytes, name] : strangers) {
-    for (const auto& result : {server_hears(bytes), client_hears(bytes)}) {
+  for (const auto& [bytes, name] : other_protocols) {
+    for (const auto& result : {server_receives(bytes), client_receives(bytes)}) {
       EXPECT_EQ(code_of(result), ErrorCode::kProtocol);
       EXPECT_THAT(message_of(result), HasSubstr(name));
     }

@@ -17,7 +17,7 @@ namespace {
 
 using testing::ElementsAre;
 
-void poke(const Fd& fd) { ASSERT_EQ(write(fd.get(), "x", 1), 1); }
+void write_byte(const Fd& fd) { ASSERT_EQ(write(fd.get(), "x", 1), 1); }
 
 TEST(LoopTimers, FireInTheOrderOfTheirTimesThenOfCreation) {
   const auto loop = make_loop();
@@ -63,7 +63,7 @@ TEST(LoopTimers, CannotBlockTheLoopByRearming) {
   std::function<void()> again = [&] { loop->after(Duration::zero(), again); };
   again();
   ASSERT_TRUE(loop->watch(pair.one.get(), EPOLLIN, [&](uint32_t) { read_event = true; }));
-  poke(pair.two);
+  write_byte(pair.two);
   ASSERT_TRUE(loop->run_until([&] { return read_event; }, soon()));
 }
 
@@ -121,7 +121,7 @@ TEST(LoopWatch, ReportsReadinessUntilItIsRemoved) {
     ++events;
   }));
   EXPECT_FALSE(loop->poll());
-  poke(pair.two);
+  write_byte(pair.two);
   EXPECT_TRUE(loop->run_once(soon()));
   EXPECT_TRUE(loop->run_once(soon()));  // level-triggered
   EXPECT_EQ(events, 2);
@@ -150,7 +150,7 @@ TEST(LoopWatch, MayEndInItsOwnHandler) {
     loop->unwatch(pair.one.get());
     seen += *token;  // the handler must live until it returns
   }));
-  poke(pair.two);
+  write_byte(pair.two);
   ASSERT_TRUE(loop->run_once(soon()));
   EXPECT_FALSE(loop->poll());
   EXPECT_EQ(seen, 42);
@@ -175,12 +175,12 @@ TEST(LoopWatch, NeverGetsTheEventOfAnEarlierWatchOnTheSameNumber) {
   };
   ASSERT_TRUE(loop->watch(a.one.get(), EPOLLIN, [&](uint32_t) { replace(b.one); }));
   ASSERT_TRUE(loop->watch(b.one.get(), EPOLLIN, [&](uint32_t) { replace(a.one); }));
-  poke(a.two);
-  poke(b.two);
+  write_byte(a.two);
+  write_byte(b.two);
   ASSERT_TRUE(loop->run_once(soon()));
   EXPECT_TRUE(replaced);
   EXPECT_EQ(stale, 0);
-  poke(quiet.two);
+  write_byte(quiet.two);
   ASSERT_TRUE(loop->run_until([&] { return stale > 0; }, soon()));  // the new watch works
 }
 
@@ -196,8 +196,8 @@ TEST(LoopWatch, LosesEventsThatWereSwitchedOffInTheSameTurn) {
     ++calls;
     ASSERT_TRUE(loop->modify(a.one.get(), 0));
   }));
-  poke(a.two);
-  poke(b.two);
+  write_byte(a.two);
+  write_byte(b.two);
   ASSERT_TRUE(loop->run_once(soon()));
   EXPECT_EQ(calls, 1);
 }

@@ -16,7 +16,7 @@ namespace muster::test {
 struct Half {
   uint16_t bits;
 };
-struct Brain {
+struct Bfloat16 {
   uint16_t bits;
 };
 struct Bool {
@@ -39,8 +39,8 @@ inline float widen(Half half) {
   const double magnitude = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 1024, exponent - 25);
   return static_cast<float>(sign * magnitude);
 }
-inline float widen(Brain brain) {
-  const uint32_t all = static_cast<uint32_t>(brain.bits) << 16;
+inline float widen(Bfloat16 input) {
+  const uint32_t all = static_cast<uint32_t>(input.bits) << 16;
   float value;
   std::memcpy(&value, &all, sizeof(value));
   return value;
@@ -57,7 +57,7 @@ inline Half narrow(float value, Half) {
   const int all = (exponent + 14) << 10 | (static_cast<int>(fraction * 2048) & 0x3ff);
   return {static_cast<uint16_t>(sign | all)};
 }
-inline Brain narrow(float value, Brain) {
+inline Bfloat16 narrow(float value, Bfloat16) {
   if (std::isnan(value)) return {0x7fc0};
   const double magnitude = std::isfinite(value) ? rounded(std::fabs(value), 8, -133) : INFINITY;
   const float kept = std::copysign(static_cast<float>(magnitude), value);
@@ -67,7 +67,7 @@ inline Brain narrow(float value, Brain) {
 }
 
 template <class T>
-inline constexpr bool kIsHalf = std::is_same_v<T, Half> || std::is_same_v<T, Brain>;
+inline constexpr bool kIsHalf = std::is_same_v<T, Half> || std::is_same_v<T, Bfloat16>;
 
 /// a op b for numbers. Integers wrap. If an operand is NaN, the result is NaN, also for minimum and maximum.
 template <class T>
@@ -125,7 +125,9 @@ inline Bool combined(Bool a, Bool b, ReduceOp op) {
   }
 }
 inline Half combined(Half a, Half b, ReduceOp op) { return narrow(combined(widen(a), widen(b), op), Half{}); }
-inline Brain combined(Brain a, Brain b, ReduceOp op) { return narrow(combined(widen(a), widen(b), op), Brain{}); }
+inline Bfloat16 combined(Bfloat16 a, Bfloat16 b, ReduceOp op) {
+  return narrow(combined(widen(a), widen(b), op), Bfloat16{});
+}
 
 /// True if the bits are equal. All NaNs count as equal.
 template <class T>

@@ -59,13 +59,13 @@ T arbitrary(Random& random) {
 
 /// An array of elements whose address may be unaligned.
 template <class T>
-class Loose {
+class UnalignedArray {
  public:
-  Loose(size_t count, size_t misalignment) : count_(count), bytes_(count * sizeof(T) + 64, 0xa5) {
+  UnalignedArray(size_t count, size_t misalignment) : count_(count), bytes_(count * sizeof(T) + 64, 0xa5) {
     const size_t off = reinterpret_cast<uintptr_t>(bytes_.data()) % 16;
     start_ = 16 - off + misalignment;
   }
-  Loose(const std::vector<T>& from, size_t misalignment) : Loose(from.size(), misalignment) {
+  UnalignedArray(const std::vector<T>& from, size_t misalignment) : UnalignedArray(from.size(), misalignment) {
     if (!from.empty()) std::memcpy(data(), from.data(), from.size() * sizeof(T));
   }
   void* data() { return bytes_.data() + start_; }
@@ -103,8 +103,8 @@ using Elements =
     testing::Types<Element<uint8_t, Dtype::kUint8>, Element<int8_t, Dtype::kInt8>, Element<uint16_t, Dtype::kUint16>,
                    Element<int16_t, Dtype::kInt16>, Element<uint32_t, Dtype::kUint32>, Element<int32_t, Dtype::kInt32>,
                    Element<uint64_t, Dtype::kUint64>, Element<int64_t, Dtype::kInt64>, Element<float, Dtype::kFloat32>,
-                   Element<double, Dtype::kFloat64>, Element<Half, Dtype::kFloat16>, Element<Brain, Dtype::kBfloat16>,
-                   Element<Bool, Dtype::kBool>>;
+                   Element<double, Dtype::kFloat64>, Element<Half, Dtype::kFloat16>,
+                   Element<Bfloat16, Dtype::kBfloat16>, Element<Bool, Dtype::kBool>>;
 
 struct ElementName {
   template <class E>
@@ -115,7 +115,7 @@ struct ElementName {
 TYPED_TEST_SUITE(Reduce, Elements, ElementName);
 
 template <class T>
-void expect_combined(Loose<T>& out, const std::vector<T>& a, const std::vector<T>& b, ReduceOp op) {
+void expect_combined(UnalignedArray<T>& out, const std::vector<T>& a, const std::vector<T>& b, ReduceOp op) {
   for (size_t i = 0; i < a.size(); ++i) {
     ASSERT_TRUE(same(out.at(i), combined(a[i], b[i], op))) << name(op) << ", element " << i << " of " << a.size();
   }
@@ -129,7 +129,7 @@ TYPED_TEST(Reduce, MatchesThePlainDefinition) {
     for (const size_t count : kCounts) {
       for (const size_t skew : {0, 1, 3}) {
         const auto left = many_arbitrary<T>(count, random), right = many_arbitrary<T>(count, random);
-        Loose<T> a(left, skew), b(right, 2 * skew), out(count, 5 * skew);
+        UnalignedArray<T> a(left, skew), b(right, 2 * skew), out(count, 5 * skew);
         reduce_two(out.data(), a.data(), b.data(), count, TypeParam::kOf, op);
         ASSERT_NO_FATAL_FAILURE(expect_combined(out, left, right, op));
       }
@@ -143,11 +143,12 @@ TYPED_TEST(Reduce, WritesOverEitherOperand) {
   for (const ReduceOp op : ops<TypeParam>()) {
     for (const size_t count : kCounts) {
       const auto left = many_arbitrary<T>(count, random), right = many_arbitrary<T>(count, random);
-      Loose<T> into(left, 1), a(left, 0), b(right, 0), over_a(left, 1), over_b(right, 1);
+      UnalignedArray<T> into(left, 1), a(left, 0), b(right, 0), over_a(left, 1), over_b(right, 1);
       reduce_into(into.data(), b.data(), count, TypeParam::kOf, op);
       reduce_two(over_a.data(), over_a.data(), b.data(), count, TypeParam::kOf, op);
       reduce_two(over_b.data(), a.data(), over_b.data(), count, TypeParam::kOf, op);
-      for (Loose<T>* out : {&into, &over_a, &over_b}) ASSERT_NO_FATAL_FAILURE(expect_combined(*out, left, right, op));
+      for (UnalignedArray<T>* out : {&into, &over_a, &over_b})
+        ASSERT_NO_FATAL_FAILURE(expect_combined(*out, left, right, op));
     }
   }
 }
@@ -175,13 +176,13 @@ TYPED_TEST(Reduce, CombinesManySourcesInOrder) {
       for (const size_t count : {1, 511, 513, 1500}) {
         for (int target = -1; target < sources; ++target) {  // -1: the output is separate memory
           std::vector<std::vector<T>> values;
-          std::vector<Loose<T>> in;
+          std::vector<UnalignedArray<T>> in;
           for (int s = 0; s < sources; ++s)
             in.emplace_back(values.emplace_back(many_arbitrary<T>(count, random)), s % 3);
           std::vector<const void*> pointers;
-          for (Loose<T>& source : in) pointers.push_back(source.data());
-          Loose<T> apart(count, 1);
-          Loose<T>& out = target < 0 ? apart : in[target];
+          for (UnalignedArray<T>& source : in) pointers.push_back(source.data());
+          UnalignedArray<T> apart(count, 1);
+          UnalignedArray<T>& out = target < 0 ? apart : in[target];
           reduce_many(out.data(), pointers.data(), sources, count, TypeParam::kOf, op);
           for (size_t i = 0; i < count; ++i) {
             ASSERT_TRUE(same(out.at(i), chain(values, i, op))) << name(op) << " of " << sources << ", element " << i;
@@ -197,7 +198,7 @@ TYPED_TEST(Reduce, CopiesASingleSource) {
   using T = typename TypeParam::Type;
   Random random(4);
   const auto values = many_arbitrary<T>(77, random);
-  Loose<T> in(values, 1), out(77, 3);
+  UnalignedArray<T> in(values, 1), out(77, 3);
   const void* const source = in.data();
   reduce_many(out.data(), &source, 1, 77, TypeParam::kOf, ops<TypeParam>()[0]);
   EXPECT_EQ(std::memcmp(out.data(), in.data(), 77 * sizeof(T)), 0);
@@ -209,7 +210,7 @@ TYPED_TEST(Reduce, DividesByTheNumberOfRanks) {
     Random random(5);
     for (const int divisor : {1, 2, 3, 7, 1000, 100000}) {
       const auto values = many_arbitrary<T>(1000, random);
-      Loose<T> data(values, 1);
+      UnalignedArray<T> data(values, 1);
       divide_by(data.data(), 1000, TypeParam::kOf, divisor);
       for (size_t i = 0; i < 1000; ++i) {
         T wanted;
@@ -235,11 +236,11 @@ TYPED_TEST(Reduce, AveragesManySourcesAndRoundsOnce) {
     Random random(9);
     for (const int sources : {1, 2, 3, 9}) {
       std::vector<std::vector<T>> values;
-      std::vector<Loose<T>> in;
+      std::vector<UnalignedArray<T>> in;
       for (int s = 0; s < sources; ++s) in.emplace_back(values.emplace_back(many_arbitrary<T>(1025, random)), s % 3);
       std::vector<const void*> pointers;
-      for (Loose<T>& source : in) pointers.push_back(source.data());
-      Loose<T> wanted(1025, 1);
+      for (UnalignedArray<T>& source : in) pointers.push_back(source.data());
+      UnalignedArray<T> wanted(1025, 1);
       reduce_many(wanted.data(), pointers.data(), sources, 1025, TypeParam::kOf, ReduceOp::kSum);
       divide_by(wanted.data(), 1025, TypeParam::kOf, sources);
       average_many(in[0].data(), pointers.data(), sources, 1025, TypeParam::kOf);
@@ -263,7 +264,7 @@ TYPED_TEST(Reduce, MultipliesByAFactor) {
     Random random(8);
     for (const double factor : {1.0, 0.0, -2.5, 1.0 / 3, 1e-30}) {
       const auto values = many_arbitrary<T>(1025, random);
-      Loose<T> in(values, 1), out(1025, 3), same_memory(values, 1);
+      UnalignedArray<T> in(values, 1), out(1025, 3), same_memory(values, 1);
       scale(out.data(), in.data(), 1025, TypeParam::kOf, factor);
       scale(same_memory.data(), same_memory.data(), 1025, TypeParam::kOf, factor);
       for (size_t i = 0; i < values.size(); ++i) {
@@ -348,8 +349,8 @@ TEST(ReduceFloat16, IsRightForEveryValueWithAHandfulOfOthers) {
                                            0x4248, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e00, 0x7d01});
 }
 TEST(ReduceBfloat16, IsRightForEveryValueWithAHandfulOfOthers) {
-  check_all_values<Brain>(Dtype::kBfloat16, {0x0000, 0x8000, 0x0001, 0x807f, 0x0080, 0x3eab, 0x3f80, 0xbf81, 0x4049,
-                                             0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc0, 0x7f81});
+  check_all_values<Bfloat16>(Dtype::kBfloat16, {0x0000, 0x8000, 0x0001, 0x807f, 0x0080, 0x3eab, 0x3f80, 0xbf81, 0x4049,
+                                                0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc0, 0x7f81});
 }
 
 // The bits of a NaN result must not depend on the instruction set, or on which operand was NaN.

@@ -16,9 +16,9 @@ namespace {
 using ::testing::HasSubstr;
 using Kind = JobEvent::Kind;
 
-constexpr Duration kPlenty = std::chrono::seconds(60);
+constexpr Duration kTimeout = std::chrono::seconds(60);
 
-Deadline soon() { return Deadline::after(kPlenty); }
+Deadline soon() { return Deadline::after(kTimeout); }
 
 // An agent without processes. It keeps the events that it receives until the test asks for them.
 class FakeAgent {
@@ -31,7 +31,7 @@ class FakeAgent {
       changed_.notify_all();
     };
     events.lost = [](const Error&) {};
-    client_ = RendezvousClient::start(store.clone().value(), {"run", id, kPlenty}, std::move(events)).value();
+    client_ = RendezvousClient::start(store.clone().value(), {"run", id, kTimeout}, std::move(events)).value();
     NodeInfo node{id, "host-" + id, "", 1, 2, min_nodes, max_nodes};
     node.max_restarts = max_restarts;
     client_->join(node);
@@ -39,7 +39,7 @@ class FakeAgent {
 
   std::pair<JobEvent, std::optional<Assignment>> next() {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, kPlenty, [this] { return !events_.empty(); }))
+    if (!changed_.wait_for(lock, kTimeout, [this] { return !events_.empty(); }))
       ADD_FAILURE() << id_ << " received no event";
     if (events_.empty()) return {};
     auto first = events_.front();
@@ -78,7 +78,7 @@ class Coordinators : public ::testing::Test {
     options.max_nodes = max_nodes;
     options.max_restarts = max_restarts;
     options.last_call = Duration::zero();
-    options.heartbeat_timeout = kPlenty;
+    options.heartbeat_timeout = kTimeout;
     max_restarts_ = max_restarts;
     coordinator_ = Coordinator::start(store_->clone().value(), "run", options, failover, [this](const Error& why) {
                      failed_.set_value(why);
@@ -241,17 +241,17 @@ TEST(RendezvousClient, SendsHeartbeatsWhilePublishing) {
   const auto client = RendezvousClient::start(store->clone().value(), {"run", "n", std::chrono::seconds(1)},
                                               {[](auto&&...) {}, [](auto&&) {}});
   ASSERT_TRUE(client);
-  const Deadline patience = soon();
+  const Deadline deadline = soon();
   const Key inbox = (*client)->keys().inbox();
   // Publishes as an agent does while its workers start.
-  while (store->queue_length(inbox, patience).value() == 0 && !patience.passed()) {
+  while (store->queue_length(inbox, deadline).value() == 0 && !deadline.passed()) {
     (*client)->publish("workers", to_bytes("[]"));
-    ASSERT_TRUE((*client)->flush(patience));
+    ASSERT_TRUE((*client)->flush(deadline));
   }
-  const auto word = store->queue_pop(inbox, patience);
+  const auto word = store->queue_pop(inbox, deadline);
   EXPECT_TRUE(word && parse_node_event(*word).value().kind == NodeEvent::Kind::kAlive);
   const JobEvent over{Kind::kRefused, 0, "n"};
-  ASSERT_TRUE(store->set((*client)->keys().event(1), encode(over), patience));
+  ASSERT_TRUE(store->set((*client)->keys().event(1), encode(over), deadline));
 }
 
 }  // namespace

@@ -461,7 +461,7 @@ TEST_F(Hosts, ComeFromAFileToo) {
 
 TEST_F(Hosts, RefuseInvalidLists) {
   EXPECT_THAT(refused(file("a slots=0\n")), HasSubstr("takes slots=N, not 'slots=0'"));
-  EXPECT_THAT(refused(file("# nobody\n")), HasSubstr("no host is listed"));
+  EXPECT_THAT(refused(file("# no hosts\n")), HasSubstr("no host is listed"));
   EXPECT_THAT(refused({"--hostfile=/no/such", "a.py"}), HasSubstr("cannot be read"));
   EXPECT_THAT(refused({"--hosts=-oProxyCommand=x", "a.py"}), HasSubstr("--hosts takes names or addresses"));
   EXPECT_THAT(refused({"--hosts=a:x", "a.py"}), HasSubstr("--hosts takes names or addresses"));

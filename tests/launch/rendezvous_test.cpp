@@ -364,7 +364,7 @@ TEST_F(Rendezvouses, ANodeMayLeaveAnElasticJob) {
   EXPECT_THAT(send(NodeEvent::Kind::kBye, "a"), Are(Kind::kStart));
   EXPECT_EQ(order(), "b");
   const auto last = send(NodeEvent::Kind::kLeave, "b", "SIGTERM", 143);
-  ASSERT_THAT(last, Are(Kind::kOutcome)) << "nobody would be left";
+  ASSERT_THAT(last, Are(Kind::kOutcome)) << "no node would be left";
   EXPECT_EQ(last.front().outcome.status, 143);
 }
 

@@ -73,9 +73,9 @@ TEST(Arena, NamesTheExhaustedResource) {
 TEST(Arena, KnowsItsOwnMemoryOnly) {
   const auto arena = Arena::create();
   const auto data = static_cast<uint8_t*>(*arena->allocate(1000));
-  const auto place = arena->find(data + 10, 990);
-  ASSERT_TRUE(place);
-  EXPECT_NE(place->segment, 0u);
+  const auto location = arena->find(data + 10, 990);
+  ASSERT_TRUE(location);
+  EXPECT_NE(location->segment, 0u);
   EXPECT_FALSE(arena->find(data, size_t{1} << 40));
   const int elsewhere = 0;
   EXPECT_FALSE(arena->find(&elsewhere, 4));
@@ -114,14 +114,14 @@ TEST(Arena, IsReadAndWrittenByAnotherProcess) {
   const auto arena = Arena::create();
   auto* const data = static_cast<uint8_t*>(*arena->allocate(5000));
   std::memset(data, 7, 5000);
-  const auto place = *arena->find(data, 5000);
+  const auto location = *arena->find(data, 5000);
   const pid_t owner = getpid();
   EXPECT_TRUE(in_child([&] {
     PeerMemory peers;
-    const auto mapped = peers.map(owner, place, 5000);
+    const auto mapped = peers.map(owner, location, 5000);
     if (!mapped || (*mapped)[4999] != 7) return false;
     (*mapped)[1] = 42;
-    return *peers.map(owner, place, 5000) == *mapped;
+    return *peers.map(owner, location, 5000) == *mapped;
   }));
   EXPECT_EQ(data[1], 42);
   arena->free(data);
@@ -186,20 +186,20 @@ TEST(PeerMemory, RefusesInvalidLocations) {
   const auto good = *arena->find(data, 100);
   PeerMemory peers;
   EXPECT_TRUE(peers.map(getpid(), good, 100));
-  auto place = good;
-  place.offset = place.segment_bytes - 50;
-  EXPECT_FALSE(peers.map(getpid(), place, 100));
-  place = good;
-  place.segment_bytes *= 2;
-  EXPECT_FALSE(peers.map(getpid(), place, 100));
-  place = good;
-  ++place.segment;
-  EXPECT_FALSE(peers.map(getpid(), place, 100));
-  place.fd = 0;
-  EXPECT_FALSE(peers.map(getpid(), place, 100));
-  const auto nobody = peers.map(-1, place, 100);
-  ASSERT_FALSE(nobody);
-  EXPECT_EQ(nobody.error().code, ErrorCode::kUnavailable);
+  auto location = good;
+  location.offset = location.segment_bytes - 50;
+  EXPECT_FALSE(peers.map(getpid(), location, 100));
+  location = good;
+  location.segment_bytes *= 2;
+  EXPECT_FALSE(peers.map(getpid(), location, 100));
+  location = good;
+  ++location.segment;
+  EXPECT_FALSE(peers.map(getpid(), location, 100));
+  location.fd = 0;
+  EXPECT_FALSE(peers.map(getpid(), location, 100));
+  const auto no_process = peers.map(-1, location, 100);
+  ASSERT_FALSE(no_process);
+  EXPECT_EQ(no_process.error().code, ErrorCode::kUnavailable);
   arena->free(data);
 }
 
@@ -210,27 +210,27 @@ struct Foreign {
     EXPECT_EQ(ftruncate(file.get(), kBytes), 0);
     EXPECT_EQ(fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
     EXPECT_EQ(fstat(file.get(), &status), 0);
-    place = {status.st_ino, kBytes, 0, file.get()};
+    location = {status.st_ino, kBytes, 0, file.get()};
   }
   static constexpr size_t kBytes = 4096;
   Fd file;
-  Arena::Location place;
+  Arena::Location location;
 };
 
 /// Only the least recently used mapping is removed, so the mappings that a call has just found stay valid.
 TEST(PeerMemory, UnmapsTheLeastRecentlyUsed) {
   PeerMemory peers;
-  const auto map = [&](const Arena::Location& place) { return peers.map(getpid(), place, Foreign::kBytes); };
+  const auto map = [&](const Arena::Location& location) { return peers.map(getpid(), location, Foreign::kBytes); };
   // The files are closed at once, so a segment that was unmapped cannot be mapped again.
   std::vector<Arena::Location> places;
   while (places.size() < PeerMemory::kMaxMappings) {
     const Foreign segment;
-    ASSERT_TRUE(map(segment.place));
-    places.push_back(segment.place);
+    ASSERT_TRUE(map(segment.location));
+    places.push_back(segment.location);
   }
   const auto first = map(places[0]);
   ASSERT_TRUE(first);
-  ASSERT_TRUE(map(Foreign().place));
+  ASSERT_TRUE(map(Foreign().location));
   EXPECT_FALSE(map(places[1]));
   const auto again = map(places[0]);
   ASSERT_TRUE(again) << again.error().to_string();

@@ -34,19 +34,19 @@ struct HostCommSkip {
 namespace test {
 namespace {
 
-Result<> nothing_to_see(Rank) { return {}; }
+Result<> no_check(Rank) { return {}; }
 
 Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
 
 TEST(HostComm, RefusesMemoryOfAnotherForm) {
-  const Fd stranger(memfd_create("stranger", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(stranger.get(), 1 << 20), 0);
-  const auto refused = HostComm::attach(stranger, 0, 2, nothing_to_see);
+  const Fd other_memory(memfd_create("other_memory", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(other_memory.get(), 1 << 20), 0);
+  const auto refused = HostComm::attach(other_memory, 0, 2, no_check);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kProtocol);
   const auto memory = HostComm::allocate(3);
   ASSERT_TRUE(memory);
-  const auto other_size = HostComm::attach(*memory, 0, 2, nothing_to_see);
+  const auto other_size = HostComm::attach(*memory, 0, 2, no_check);
   ASSERT_FALSE(other_size);
   EXPECT_EQ(other_size.error().code, ErrorCode::kMismatch);
 }
@@ -86,7 +86,7 @@ TEST(HostComm, KeepsPublishedStepsUntilTheyAreRead) {
   constexpr int kSteps = 20000;
   std::atomic<int> wrong = 0;
   const auto rank = [&](Rank self) {
-    const auto comm = HostComm::attach(*memory, self, 2, nothing_to_see);
+    const auto comm = HostComm::attach(*memory, self, 2, no_check);
     ASSERT_TRUE(comm);
     (*comm)->open({1, 2, 3, 4});
     for (uint32_t i = 0; i < kSteps; ++i) {
@@ -149,7 +149,7 @@ TEST(HostComm, FindsLaggingRanksAfterAnyNumberOfSteps) {
     ASSERT_TRUE(memory);
     std::vector<std::unique_ptr<HostComm>> comms;
     for (Rank rank = 0; rank < kSize; ++rank) {
-      comms.push_back(std::move(*HostComm::attach(*memory, rank, kSize, nothing_to_see)));
+      comms.push_back(std::move(*HostComm::attach(*memory, rank, kSize, no_check)));
     }
     const auto publish = [&](HostComm& comm) {
       comm.open({1, 2, 3, 4});
@@ -259,7 +259,7 @@ TEST(HostComm, CountsTheCoresOfAllRanks) {
   std::array<bool, 2> apart{}, together{};
   const auto rank = [&](Rank self) {
     bind_to(cores[self]);
-    const auto comm = HostComm::attach(*memory, self, 2, nothing_to_see);
+    const auto comm = HostComm::attach(*memory, self, 2, no_check);
     ASSERT_TRUE(comm);
     (*comm)->open({1, 2, 3, 4});
     // The ranks are late in turn, so that the other rank's spin ends without success.

@@ -42,7 +42,7 @@ StartUp::StartUp(Options options, uint64_t seed)
 Result<> StartUp::run() {
   // The time for all steps of a worker, with one step per level of the tree, and for the grace period of a proxy's
   // link.
-  const TimePoint deadline = tiers_.time().now() + (options_.patience * (6 + levels()) + 2 * options_.tiers.grace);
+  const TimePoint deadline = tiers_.time().now() + (options_.step_timeout * (6 + levels()) + 2 * options_.tiers.grace);
   const auto alive = [this](const Worker& worker) { return !tiers_.crashed(worker.node); };
   while (true) {
     // The loop does not wait for the workers of a crashed node.
@@ -90,7 +90,7 @@ void StartUp::begin(size_t index) { ask(index, {StoreOperation::kAdd, 0, {"joine
 void StartUp::ask(size_t index, Request request) {
   Worker& worker = workers_[index];
   const RequestId id = request.id = ++worker.request;
-  tiers_.time().after(options_.patience, [this, index, id] {
+  tiers_.time().after(options_.step_timeout, [this, index, id] {
     Worker& late = workers_[index];
     if (late.request != id || late.step == Step::kDone || tiers_.crashed(late.node)) return;
     tiers_.submit(late.node, late.client, {StoreOperation::kCancel, id});

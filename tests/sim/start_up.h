@@ -16,7 +16,7 @@ class StartUp {
   struct Options {
     TierSim::Options tiers;
     int workers_per_node = 8;
-    Duration patience = 60s;  ///< the timeout of each worker for each of its steps
+    Duration step_timeout = 60s;  ///< the timeout of each worker for each of its steps
     int tree_fanout = 32;
   };
   StartUp(Options options, uint64_t seed);

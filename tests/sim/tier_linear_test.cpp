@@ -24,7 +24,7 @@ class SimulatedClients {
       : nodes_(options.nodes),
         tiers_(std::move(options), seed, [this](int, Reply reply) { on_reply(std::move(reply)); }) {
     for (int i = 0; i < kClients; ++i) {
-      members_.push_back(
+      clients_.push_back(
           {RandomRequests(seed, i, true, /*wide=*/seed % 2 == 0), {}, static_cast<ClientId>(i), i % nodes_});
       tiers_.time().after(Duration(tiers_.random().below(2'000'000)), [this, i] { next(i); });
     }
@@ -38,7 +38,7 @@ class SimulatedClients {
     if (tiers_.crashed(node)) return;
     tiers_.crash(node, /*reported=*/tiers_.random().chance(0.5));
     for (int i = 0; i < kClients; ++i) {
-      if (members_[static_cast<size_t>(i)].node == node) leave(i);
+      if (clients_[static_cast<size_t>(i)].node == node) leave(i);
     }
     tiers_.time().after(Duration(tiers_.random().below(8'000'000'000)), [this, node] { tiers_.restart(node); });
   }
@@ -54,7 +54,7 @@ class SimulatedClients {
   }
 
  private:
-  struct Member {
+  struct ClientState {
     RandomRequests requests;
     Call call;
     ClientId client;
@@ -64,71 +64,71 @@ class SimulatedClients {
   };
 
   void next(int index) {
-    Member& member = members_[static_cast<size_t>(index)];
-    if (member.calls++ == kCalls) {
+    ClientState& state = clients_[static_cast<size_t>(index)];
+    if (state.calls++ == kCalls) {
       ++finished_;
       return;
     }
-    member.call = {index, member.requests.next(), tiers_.time().now()};
-    Request& request = member.call.request;
-    request.id = static_cast<RequestId>(member.calls);
-    member.asks = true;
-    tiers_.submit(member.node, member.client, request);
-    if (member.asks && tiers_.random().chance(0.02)) return die(index);
+    state.call = {index, state.requests.next(), tiers_.time().now()};
+    Request& request = state.call.request;
+    request.id = static_cast<RequestId>(state.calls);
+    state.asks = true;
+    tiers_.submit(state.node, state.client, request);
+    if (state.asks && tiers_.random().chance(0.02)) return die(index);
     if (!may_wait(request)) return;
-    const int call = member.calls;
-    tiers_.time().after(member.requests.patience(), [this, index, call] {
-      Member& late = members_[static_cast<size_t>(index)];
-      if (late.calls != call || !late.asks) return;
-      tiers_.submit(late.node, late.client, {StoreOperation::kCancel, late.call.request.id});
+    const int call = state.calls;
+    tiers_.time().after(state.requests.wait_timeout(), [this, index, call] {
+      ClientState& timed_out = clients_[static_cast<size_t>(index)];
+      if (timed_out.calls != call || !timed_out.asks) return;
+      tiers_.submit(timed_out.node, timed_out.client, {StoreOperation::kCancel, timed_out.call.request.id});
     });
   }
 
   void die(int index) {
-    const Member& member = members_[static_cast<size_t>(index)];
-    tiers_.drop(member.node, member.client);
+    const ClientState& state = clients_[static_cast<size_t>(index)];
+    tiers_.drop(state.node, state.client);
     leave(index);
   }
 
   // Replaces the client with a new client on a live node.
   void leave(int index) {
-    Member& member = members_[static_cast<size_t>(index)];
-    member.client += kClients;
-    while (tiers_.crashed(member.node))
-      member.node = static_cast<int>(tiers_.random().below(static_cast<uint64_t>(nodes_)));
-    if (!member.asks) return;
-    history_.push_back(member.call);
+    ClientState& state = clients_[static_cast<size_t>(index)];
+    state.client += kClients;
+    while (tiers_.crashed(state.node))
+      state.node = static_cast<int>(tiers_.random().below(static_cast<uint64_t>(nodes_)));
+    if (!state.asks) return;
+    history_.push_back(state.call);
     pause(index);
   }
 
   void on_reply(Reply reply) {
     const auto index = static_cast<int>(reply.client % kClients);
-    Member& member = members_[static_cast<size_t>(index)];
-    if (member.client != reply.client) return;  // the reply is for a dead client
-    if (!member.asks || reply.id != member.call.request.id) {
+    ClientState& state = clients_[static_cast<size_t>(index)];
+    if (state.client != reply.client) return;  // the reply is for a dead client
+    if (!state.asks || reply.id != state.call.request.id) {
       broken_ = "a client got an unexpected reply, or got one twice";
       return;
     }
     const auto failed = [&](ErrorCode code) { return !reply.status && reply.status.error().code == code; };
     if (failed(ErrorCode::kPeerLost)) {  // the proxy has lost the root, so the node ends
-      tiers_.time().after(Duration{0}, [this, node = member.node] { crash(node); });
+      tiers_.time().after(Duration{0}, [this, node = state.node] { crash(node); });
       return;
     }
-    member.call.returned = tiers_.time().now();
+    state.call.returned = tiers_.time().now();
     const bool cancelled = failed(ErrorCode::kAborted);
-    member.call.reply = std::move(reply);
-    if (!cancelled) history_.push_back(member.call);
+    state.call.reply = std::move(reply);
+    if (!cancelled) history_.push_back(state.call);
     pause(index);
   }
 
   void pause(int index) {
-    members_[static_cast<size_t>(index)].asks = false;
+    clients_[static_cast<size_t>(index)].asks = false;
     tiers_.time().after(Duration(tiers_.random().below(1'000'000)), [this, index] { next(index); });
   }
 
   const int nodes_;
   TierSim tiers_;
-  std::vector<Member> members_;
+  std::vector<ClientState> clients_;
   History history_;
   int finished_ = 0;
   std::string broken_;

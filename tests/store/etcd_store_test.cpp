@@ -56,7 +56,7 @@ ExternalServer start_etcd() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Etcd, StoreContract, testing::Values(make_etcd_world));
-INSTANTIATE_TEST_SUITE_P(Etcd, ClaimContract, testing::Values(make_etcd_world));
+INSTANTIATE_TEST_SUITE_P(Etcd, TtlLockContract, testing::Values(make_etcd_world));
 INSTANTIATE_TEST_SUITE_P(Etcd, ExternalStoreContract, testing::Values(start_etcd));
 
 TEST(EtcdStore, KeepsPrefixesApart) {
@@ -116,11 +116,11 @@ TEST(EtcdStore, ReportsUntrustedCertificates) {
   const TlsEtcd etcd;
   NEEDS(etcd.server);
   open_when_up(etcd.url(etcd.authority.ca_file(), etcd.ours));
-  TestAuthority stranger("another authority");
-  const auto distrusted = open_store(etcd.url(stranger.ca_file(), etcd.ours), {}, soon());
+  TestAuthority other_authority("another authority");
+  const auto distrusted = open_store(etcd.url(other_authority.ca_file(), etcd.ours), {}, soon());
   expect_error(distrusted, ErrorCode::kAuthentication, etcd.server.host());
   expect_error(distrusted, ErrorCode::kAuthentication, "certificate");
-  const auto refused = open_store(etcd.url(etcd.authority.ca_file(), stranger.issue("client")), {}, soon());
+  const auto refused = open_store(etcd.url(etcd.authority.ca_file(), other_authority.issue("client")), {}, soon());
   expect_error(refused, ErrorCode::kUnavailable, etcd.server.host());
   expect_error(refused, ErrorCode::kUnavailable, "may not accept the client's certificate");
   expect_error(open_store("etcds://" + etcd.server.host() + "?ca=/no/such/file", {}, soon()),

@@ -28,8 +28,8 @@ class StoreClient : public RecordedClient {
     const bool lost = code == ErrorCode::kPeerLost;
     const bool barrier = request.operation == StoreOperation::kBarrier;
     // Without the server's answer to its cancellation, a client does not know whether the request was carried out.
-    const bool unheard = steady_clock().now() >= deadline.when() + kCancelGrace;
-    const bool no_effect = certain_ && !unheard && (request.operation == StoreOperation::kQueuePop || barrier);
+    const bool no_reply = steady_clock().now() >= deadline.when() + kCancelGrace;
+    const bool no_effect = certain_ && !no_reply && (request.operation == StoreOperation::kQueuePop || barrier);
     if (code == ErrorCode::kTimeout && (no_effect || (!barrier && !changes(request.operation)))) {
       return {CallOutcome::What::kNothing};
     }

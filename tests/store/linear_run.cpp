@@ -9,12 +9,12 @@
 namespace muster {
 namespace {
 
-constexpr Duration kPatience = 60s;  // the timeout of requests that need not wait
+constexpr Duration kDefaultTimeout = 60s;  // the timeout of requests that need not wait
 
 // Makes one call and records the result. False if the client is lost.
-bool record(RecordedClient& client, Call call, Duration patience, History& history) {
+bool record(RecordedClient& client, Call call, Duration timeout, History& history) {
   call.request = client.adapt(std::move(call.request));
-  const Deadline deadline = Deadline::after(may_wait(call.request) ? patience : kPatience);
+  const Deadline deadline = Deadline::after(may_wait(call.request) ? timeout : kDefaultTimeout);
   call.invoked = steady_clock().now();
   CallOutcome learned = client.call(call.request, deadline);
   call.returned = steady_clock().now();
@@ -34,7 +34,7 @@ void play(const LinearRun& run, int number, History& history) {
       call.invoked = steady_clock().now();
       run.die(call.request);
       history.push_back(std::move(call));
-    } else if (!record(*client, std::move(call), requests.patience(), history)) {
+    } else if (!record(*client, std::move(call), requests.wait_timeout(), history)) {
       client.reset();
     }
   }
@@ -44,8 +44,8 @@ void play(const LinearRun& run, int number, History& history) {
 void read_final_state(const LinearRun& run, History& history) {
   const auto client = run.open(run.clients);
   if (!client) return;
-  const auto ask = [&](StoreOperation operation, const Key& key, Duration patience) {
-    return record(*client, {run.clients, {operation, 0, {key}}}, patience, history) && history.back().reply;
+  const auto ask = [&](StoreOperation operation, const Key& key, Duration timeout) {
+    return record(*client, {run.clients, {operation, 0, {key}}}, timeout, history) && history.back().reply;
   };
   std::set<Key> keys;
   for (const Call& call : history) keys.insert(call.request.keys.begin(), call.request.keys.end());
@@ -53,12 +53,12 @@ void read_final_state(const LinearRun& run, History& history) {
     const char kind = key[key.find('/') + 1];
     if (kind == 'b') continue;
     if (kind != 'q') {
-      if (ask(StoreOperation::kCheck, key, kPatience) && history.back().reply->number == 1)
+      if (ask(StoreOperation::kCheck, key, kDefaultTimeout) && history.back().reply->number == 1)
         ask(StoreOperation::kGet, key, 1s);
       continue;
     }
-    while (ask(StoreOperation::kQueueLength, key, kPatience) && history.back().reply->number > 0) {
-      ask(StoreOperation::kQueuePop, key, kPatience);
+    while (ask(StoreOperation::kQueueLength, key, kDefaultTimeout) && history.back().reply->number > 0) {
+      ask(StoreOperation::kQueuePop, key, kDefaultTimeout);
     }
   }
 }

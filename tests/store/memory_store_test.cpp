@@ -17,8 +17,8 @@ std::unique_ptr<StoreWorld> make_prefix_world() { return std::make_unique<Prefix
 INSTANTIATE_TEST_SUITE_P(Memory, StoreContract, testing::Values(make_memory_world));
 INSTANTIATE_TEST_SUITE_P(PrefixOverMemory, StoreContract, testing::Values(make_prefix_world));
 
-INSTANTIATE_TEST_SUITE_P(Memory, ClaimContract, testing::Values(make_memory_world));
-INSTANTIATE_TEST_SUITE_P(PrefixOverMemory, ClaimContract, testing::Values(make_prefix_world));
+INSTANTIATE_TEST_SUITE_P(Memory, TtlLockContract, testing::Values(make_memory_world));
+INSTANTIATE_TEST_SUITE_P(PrefixOverMemory, TtlLockContract, testing::Values(make_prefix_world));
 
 TEST(PrefixStore, KeepsPrefixesApart) {
   const auto memory = memory_store();

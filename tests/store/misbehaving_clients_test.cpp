@@ -20,7 +20,7 @@ namespace {
 
 Deadline soon() { return test_deadline(); }
 
-Bytes said(Request request) {
+Bytes encoded(Request request) {
   request.immediate = true;
   return *torch_request(request);
 }
@@ -29,8 +29,8 @@ Bytes said(Request request) {
 class BadClients {
  public:
   explicit BadClients(const TestServer& server) {
-    const Bytes set = said({StoreOperation::kSet, 1, {"half"}, {Bytes(100, 1)}});
-    const Bytes get = said({StoreOperation::kGet, 1, {"big"}});
+    const Bytes set = encoded({StoreOperation::kSet, 1, {"half"}, {Bytes(100, 1)}});
+    const Bytes get = encoded({StoreOperation::kGet, 1, {"big"}});
     Bytes many;
     for (int i = 0; i < 1000; ++i) many.insert(many.end(), get.begin(), get.end());
     for (int i = 0; i < 8; ++i) {
@@ -93,8 +93,8 @@ TEST(MisbehavingClients, GetRepliesInOrderIfTheyPipelineRequests) {
     EXPECT_OK(store->multi_set({near, far}, {to_bytes("1"), to_bytes("2")}, soon()));
     EXPECT_EQ(store->get(near, soon()), to_bytes("1")) << "now the proxy has it";
     RawClient client = torch_client(proxy.torch_address());
-    Bytes words = said({StoreOperation::kGet, 1, {far}});
-    const Bytes second = said({StoreOperation::kGet, 2, {near}});
+    Bytes words = encoded({StoreOperation::kGet, 1, {far}});
+    const Bytes second = encoded({StoreOperation::kGet, 2, {near}});
     words.insert(words.end(), second.begin(), second.end());
     client.send(words);
     EXPECT_EQ(client.receive(9).back(), '2');

@@ -49,7 +49,7 @@ class Waiting {
       MUSTER_TRY(store.queue_pop("empty", soon()));
       return {};
     });
-    wait([](Store& store) { return store.barrier("lonely", 2, soon()); });
+    wait([](Store& store) { return store.barrier("barrier", 2, soon()); });
     while (ready_ < std::ssize(threads_)) std::this_thread::yield();
   }
   std::vector<Result<>> outcomes() {
@@ -115,7 +115,7 @@ TEST(ProcessDeath, WithdrawsTheWaitsOfADeadProxysClients) {
   const auto store = open_or_fail(root.url());
   EXPECT_EQ(store->add("still", 1, soon()), 1) << "the root still works";
   await_no_waiter(root.url());
-  expect_error(store->barrier("lonely", 2, Deadline::after(Duration{0})),
+  expect_error(store->barrier("barrier", 2, Deadline::after(Duration{0})),
                ErrorCode::kTimeout);  // no other caller waits
 }
 

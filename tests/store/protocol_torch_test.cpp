@@ -37,10 +37,10 @@ class TorchProtocol : public testing::Test {
     EXPECT_TRUE(request.has_value());
     return request.value_or(Request{});
   }
-  std::string said() { return to_hex(std::exchange(out_, {})); }
+  std::string take_output() { return to_hex(std::exchange(out_, {})); }
   std::string reply(const Reply& reply) {
     EXPECT_TRUE(protocol_->encode(reply, out_).has_value());
-    return said();
+    return take_output();
   }
   std::string refusal() {
     const auto request = protocol_->next(out_);
@@ -53,12 +53,12 @@ class TorchProtocol : public testing::Test {
 
 TEST_F(TorchProtocol, AnswersValidateAndPingItself) {
   EXPECT_FALSE(next().has_value());
-  EXPECT_EQ(said(), "4a1d0000");
+  EXPECT_EQ(take_output(), "4a1d0000");
 }
 
 TEST_F(TorchProtocol, ReadsRequestsAndWritesReplies) {
   next();
-  said();
+  take_output();
   const Request set = send(kSet);
   EXPECT_EQ(set.operation, StoreOperation::kSet);
   EXPECT_EQ(set.keys, std::vector<Key>{"/k"});
@@ -94,23 +94,23 @@ TEST_F(TorchProtocol, ReadsRequestsAndWritesReplies) {
 
 TEST_F(TorchProtocol, ConfirmsACancellationAndDropsALateRelease) {
   next();
-  said();
+  take_output();
   const Request wait = send(kWait);
   const Request cancel = send(kCancel);
   EXPECT_EQ(cancel.operation, StoreOperation::kCancel);
   EXPECT_EQ(cancel.id, wait.id);
-  EXPECT_EQ(said(), "01");
+  EXPECT_EQ(take_output(), "01");
   EXPECT_EQ(reply({0, wait.id}), "") << "the release was already on its way";
   EXPECT_EQ(reply({0, wait.id, fail(ErrorCode::kAborted, "cancelled")}), "");
 }
 
 TEST_F(TorchProtocol, ConfirmsTheCancellationOfAReleasedWait) {
   next();
-  said();
+  take_output();
   EXPECT_EQ(reply({0, send(kWait).id}), "00");
   feed(kCancel);
   EXPECT_FALSE(next().has_value()) << "nothing is left to cancel";
-  EXPECT_EQ(said(), "01");
+  EXPECT_EQ(take_output(), "01");
 }
 
 TEST_F(TorchProtocol, CannotEncodeAnError) {
@@ -182,7 +182,7 @@ TEST_F(TorchProtocol, HidesThePrefixFromClients) {
   protocol_ = torch_protocol("generation/7");
   feed(kConnect);
   next();
-  said();
+  take_output();
   EXPECT_EQ(send(kGet).keys, std::vector<Key>{"generation/7/k"});
   EXPECT_EQ(send(kMultiSet).keys, (std::vector<Key>{"generation/7/a", "generation/7/b"}));
   EXPECT_EQ(send("07").keys, std::vector<Key>{"generation/7"});

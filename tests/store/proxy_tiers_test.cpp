@@ -155,9 +155,9 @@ TEST(ProxyTiers, NoticeARestartedServer) {
 
 TEST(ProxyTiers, EndTheSessionOfASilentProxy) {
   const TestServer root("", tiered(300ms));
-  std::vector<Connection> mute;
+  std::vector<Connection> silent;
   for (int i = 0; i < 3; ++i)
-    mute.push_back(
+    silent.push_back(
         connect_to_store(root.tcp_url(), {test_secret(), nullptr}, soon(), proxy_hello(fresh_session_id())).value());
   while (root.server->stat().clients < 3) std::this_thread::yield();
   while (root.server->stat().clients > 0) std::this_thread::yield();
@@ -409,11 +409,11 @@ TEST(ProxyTiers, CloseAProxyThatNeverReads) {
   const TestServer root("", options);
   const auto store = open_or_fail(root.unix_url());
   EXPECT_OK(store->set("big", Bytes(1 << 20), soon()));
-  RawProxy deaf(root);
+  RawProxy non_reading(root);
   std::vector<Request> requests;
   for (RequestId id = 1; id <= 50; ++id) requests.push_back({StoreOperation::kGet, id, {"big"}});
-  deaf.send_requests(requests);
-  EXPECT_TRUE(deaf.is_cut_off());
+  non_reading.send_requests(requests);
+  EXPECT_TRUE(non_reading.is_cut_off());
   EXPECT_OK(store->set("k", {}, soon()));
 }
 

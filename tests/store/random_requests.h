@@ -17,7 +17,7 @@ class RandomRequests {
 
   Request next();
   /// The timeout of a wait that may never end.
-  Duration patience() { return Duration(random_.below(8'000'000)); }
+  Duration wait_timeout() { return Duration(random_.below(8'000'000)); }
   Random& random() { return random_; }
 
  private:

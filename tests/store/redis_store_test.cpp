@@ -65,7 +65,7 @@ ExternalServer start_redis() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
-INSTANTIATE_TEST_SUITE_P(Redis, ClaimContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
+INSTANTIATE_TEST_SUITE_P(Redis, TtlLockContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
 INSTANTIATE_TEST_SUITE_P(Redis, ExternalStoreContract, testing::Values(start_redis));
 
 TEST(RedisStore, KeepsDatabasesAndPrefixesApart) {

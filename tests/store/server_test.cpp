@@ -121,8 +121,8 @@ TEST(StoreServer, ClosesAClientThatNeverReads) {
   const TestServer server("", options);
   const auto store = open_or_fail(server.tcp_url());
   EXPECT_OK(store->set("/big", Bytes(1 << 20), soon()));
-  RawClient deaf = torch_client(server);
-  EXPECT_TRUE(deaf.send_is_refused(many_gets(10000), size_t{1} << 30));
+  RawClient non_reading = torch_client(server);
+  EXPECT_TRUE(non_reading.send_is_refused(many_gets(10000), size_t{1} << 30));
   EXPECT_TRUE(works(server));
 }
 
@@ -136,15 +136,15 @@ TEST(StoreServer, ClosesAMusterClientThatNeverReads) {
     const TestServer& asked = through_proxy ? proxy : root;
     const auto store = open_or_fail(asked.tcp_url());
     EXPECT_OK(store->set("big", Bytes(1 << 20), soon()));
-    const auto deaf = connect_to_store(asked.tcp_url(), {test_secret(), nullptr}, soon());
-    ASSERT_TRUE(deaf.has_value()) << deaf.error().to_string();
+    const auto non_reading = connect_to_store(asked.tcp_url(), {test_secret(), nullptr}, soon());
+    ASSERT_TRUE(non_reading.has_value()) << non_reading.error().to_string();
     Bytes gets;  // sent in one call, because the server may close the connection before a later call
     for (RequestId id = 1; id <= 50; ++id) {
       const Bytes get = *encode_request({StoreOperation::kGet, id, {"big"}});
       gets.insert(gets.end(), get.begin(), get.end());
     }
-    EXPECT_EQ(send(deaf->stream->fd(), gets.data(), gets.size(), MSG_NOSIGNAL), std::ssize(gets));
-    EXPECT_TRUE(is_cut_off(deaf->stream->fd(), *encode_request({StoreOperation::kCheck, 51, {"big"}})));
+    EXPECT_EQ(send(non_reading->stream->fd(), gets.data(), gets.size(), MSG_NOSIGNAL), std::ssize(gets));
+    EXPECT_TRUE(is_cut_off(non_reading->stream->fd(), *encode_request({StoreOperation::kCheck, 51, {"big"}})));
     EXPECT_TRUE(works(asked));
   }
 }
@@ -163,8 +163,8 @@ TEST(StoreServer, ClosesAClientThatStopsWithinARequest) {
   StoreServerOptions options;
   options.request_timeout = 50ms;
   const TestServer server("", options);
-  RawClient mute(server.torch_address());
-  EXPECT_TRUE(mute.is_closed());
+  RawClient silent(server.torch_address());
+  EXPECT_TRUE(silent.is_closed());
   RawClient halting = connect_in_time(server);
   const Bytes request = *from_hex("0303000000000000002f6162");
   for (const auto half : {ByteView(request).first(1), ByteView(request).first(11)}) {
@@ -196,14 +196,14 @@ TEST(StoreServer, ForgetsAClientThatIsKilledWhileItWaits) {
     const TestServer proxy(root.tcp_url());
     const TestServer& asked = through_proxy ? proxy : root;
     const auto store = open_or_fail(root.tcp_url());
-    RawClient victim = torch_client(asked);
-    victim.send_hex("1202000000000000002f620200000000000000");  // barrier "/b" of 2
+    RawClient killed = torch_client(asked);
+    killed.send_hex("1202000000000000002f620200000000000000");  // barrier "/b" of 2
     // add; its reply shows that the server has seen the barrier
-    victim.send_hex("0402000000000000002f6e0100000000000000");
-    EXPECT_EQ(victim.receive(8), (Bytes{1, 0, 0, 0, 0, 0, 0, 0}));
+    killed.send_hex("0402000000000000002f6e0100000000000000");
+    EXPECT_EQ(killed.receive(8), (Bytes{1, 0, 0, 0, 0, 0, 0, 0}));
     const pid_t child = fork();
     while (child == 0) pause();
-    { const RawClient gone = std::move(victim); }  // now only the child holds the connection
+    { const RawClient gone = std::move(killed); }  // now only the child holds the connection
     Result<> probe = store->barrier("/b", 3, soon());
     expect_error(probe, ErrorCode::kMismatch);
     kill(child, SIGKILL);

@@ -38,17 +38,17 @@ class FakeStore {
   Result<bool> answer_ = true;
 };
 
-bool comes_to_be_lost(const TtlLock& claim) {
+bool is_lost_in_time(const TtlLock& lock) {
   const Deadline deadline = Deadline::after(60s);
-  while (claim.held() && !deadline.passed()) std::this_thread::yield();
-  return !claim.held();
+  while (lock.held() && !deadline.passed()) std::this_thread::yield();
+  return !lock.held();
 }
 
 TEST(RenewedTtlLock, RenewsItselfUntilItIsReleased) {
   FakeStore fake;
   {
-    const RenewedTtlLock claim(fake.store(), steady_clock().now(), 30s);
-    EXPECT_TRUE(claim.held());
+    const RenewedTtlLock lock(fake.store(), steady_clock().now(), 30s);
+    EXPECT_TRUE(lock.held());
     EXPECT_EQ(fake.released, 0);
   }
   EXPECT_EQ(fake.released, 1);
@@ -60,8 +60,8 @@ TEST(RenewedTtlLock, IsLostWhenTheStoreReportsIt) {
   FakeStore fake;
   fake.answer(false);
   {
-    const RenewedTtlLock claim(fake.store(), steady_clock().now(), 300ms);
-    EXPECT_TRUE(comes_to_be_lost(claim));
+    const RenewedTtlLock lock(fake.store(), steady_clock().now(), 300ms);
+    EXPECT_TRUE(is_lost_in_time(lock));
   }
   EXPECT_EQ(fake.released, 0) << "it is another's by now";
 }
@@ -69,19 +69,19 @@ TEST(RenewedTtlLock, IsLostWhenTheStoreReportsIt) {
 TEST(RenewedTtlLock, IsLostAfterItsTimeToLiveWithoutAnswer) {
   FakeStore fake;
   fake.answer(fail(ErrorCode::kPeerLost, "gone"));
-  const RenewedTtlLock claim(fake.store(), steady_clock().now(), 300ms);
-  EXPECT_TRUE(comes_to_be_lost(claim));
+  const RenewedTtlLock lock(fake.store(), steady_clock().now(), 300ms);
+  EXPECT_TRUE(is_lost_in_time(lock));
 }
 
 TEST(RenewedTtlLock, RetriesSoonAfterAnError) {
   FakeStore fake;
   fake.answer(fail(ErrorCode::kTimeout, "busy"));
-  const RenewedTtlLock claim(fake.store(), steady_clock().now(), 9s);
+  const RenewedTtlLock lock(fake.store(), steady_clock().now(), 9s);
   fake.wait_for_renewals(3);  // without errors, only two renewals fit into 9 s
-  EXPECT_TRUE(claim.held());
+  EXPECT_TRUE(lock.held());
   fake.answer(true);
   fake.wait_for_renewals(2);
-  EXPECT_TRUE(claim.held());
+  EXPECT_TRUE(lock.held());
 }
 
 TEST(RenewedTtlLock, LivesFromTheTimeOfTheRequest) {

@@ -76,16 +76,16 @@ TEST(DataParallel, WithoutGradientsBuildsNoGraph) {
 }
 
 /// Waits in forward, and in backward, until two replicas have arrived.
-struct MeetingImpl : torch::nn::Cloneable<MeetingImpl> {
-  explicit MeetingImpl(std::shared_ptr<std::atomic<int>> counter) : forwards(std::move(counter)) { reset(); }
+struct SynchronizedImpl : torch::nn::Cloneable<SynchronizedImpl> {
+  explicit SynchronizedImpl(std::shared_ptr<std::atomic<int>> counter) : forwards(std::move(counter)) { reset(); }
   void reset() override { weight = register_parameter("weight", at::ones({1})); }
-  static void meet(std::atomic<int>& counter) {
+  static void wait_for_both(std::atomic<int>& counter) {
     for (++counter; counter < 2;) std::this_thread::yield();
   }
   at::Tensor forward(const at::Tensor& input) {
-    meet(*forwards);
+    wait_for_both(*forwards);
     const at::Tensor output = input * weight;
-    output.register_hook([backwards = backwards](const at::Tensor&) { meet(*backwards); });
+    output.register_hook([backwards = backwards](const at::Tensor&) { wait_for_both(*backwards); });
     return output;
   }
   std::shared_ptr<std::atomic<int>> forwards, backwards = std::make_shared<std::atomic<int>>(0);
@@ -93,7 +93,7 @@ struct MeetingImpl : torch::nn::Cloneable<MeetingImpl> {
 };
 
 TEST(DataParallel, RunsReplicasAtTheSameTimeForwardAndBackward) {
-  const auto model = std::make_shared<MeetingImpl>(std::make_shared<std::atomic<int>>(0));
+  const auto model = std::make_shared<SynchronizedImpl>(std::make_shared<std::atomic<int>>(0));
   data_parallel(model, at::ones({2}), cpus(2)).sum().backward();
   EXPECT_EQ(model->weight.grad().item<float>(), 2);
 }

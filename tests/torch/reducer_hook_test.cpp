@@ -109,9 +109,9 @@ TEST(ReducerHook, FailureInDifferentBucketsFailsTheNextStep) {
     const Model model;
     Reducer reducer(group, model.parameters, one_parameter_a_bucket());
     // A hook that sends nothing to the other ranks, so that the group's calls stay in step.
-    class Failing : public c10d::CommHookInterface {
+    class FailingHook : public c10d::CommHookInterface {
      public:
-      explicit Failing(size_t bucket) : bucket_(bucket) {}
+      explicit FailingHook(size_t bucket) : bucket_(bucket) {}
       Future runHook(c10d::GradBucket& bucket) override {
         TORCH_CHECK(bucket.getIndex() != bucket_, "the hook failed");
         auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
@@ -123,7 +123,7 @@ TEST(ReducerHook, FailureInDifferentBucketsFailsTheNextStep) {
      private:
       size_t bucket_;
     };
-    reducer.set_hook(std::make_unique<Failing>(static_cast<size_t>(rank)));
+    reducer.set_hook(std::make_unique<FailingHook>(static_cast<size_t>(rank)));
     EXPECT_NE(error_of([&] { backward(reducer, model, input_of(rank)); }).find("the hook failed"), std::string::npos);
     const std::string error = error_of([&] { backward(reducer, model, input_of(rank)); });
     EXPECT_NE(error.find("failed in an earlier backward"), std::string::npos) << error;
@@ -159,7 +159,7 @@ TEST(ReducerHook, SeesGradientsWithoutGaps) {
 
 TEST(ReducerHook, TimesOutOnAFutureThatNeverCompletes) {
   run(1, [](const std::shared_ptr<Group>& group) {
-    class Silent : public c10d::CommHookInterface {
+    class NeverCompletingHook : public c10d::CommHookInterface {
      public:
       Future runHook(c10d::GradBucket&) override {
         return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
@@ -169,7 +169,7 @@ TEST(ReducerHook, TimesOutOnAFutureThatNeverCompletes) {
     ASSERT_TRUE(group->set_timeout(std::chrono::milliseconds(100)));
     const Model model;
     Reducer reducer(group, model.parameters, small_buckets());
-    reducer.set_hook(std::make_unique<Silent>());
+    reducer.set_hook(std::make_unique<NeverCompletingHook>());
     try {
       backward(reducer, model, input_of(0));
       FAIL() << "nothing was reduced";

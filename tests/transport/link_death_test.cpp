@@ -35,13 +35,13 @@ class Victim {
     auto loop = Loop::create();
     std::unique_ptr<Link> link;
     const auto dial =
-        kind.connect(**loop, address, kind.identity(1), 0, patience(), [&](Result<std::unique_ptr<Link>> made) {
+        kind.connect(**loop, address, kind.identity(1), 0, test_deadline(), [&](Result<std::unique_ptr<Link>> made) {
           if (!made) _exit(1);
           link = std::move(*made);
         });
-    (void)(*loop)->run_until([&] { return link != nullptr; }, patience());
+    (void)(*loop)->run_until([&] { return link != nullptr; }, test_deadline());
     if (link) work(*link, **loop);
-    (void)(*loop)->run_until([] { return false; }, patience());
+    (void)(*loop)->run_until([] { return false; }, test_deadline());
     _exit(1);
   }
 
@@ -63,7 +63,7 @@ class LinkDeath : public testing::TestWithParam<ProcessLinkKind> {
     victim_ = std::make_unique<Victim>(GetParam(), listener_->address(), work);
     run_until([this] { return link_ != nullptr; });
   }
-  void run_until(const std::function<bool()>& done) { ASSERT_TRUE(loop_->run_until(done, patience())); }
+  void run_until(const std::function<bool()>& done) { ASSERT_TRUE(loop_->run_until(done, test_deadline())); }
   static void expect_lost(const Outcome& outcome) {
     ASSERT_EQ(outcome.calls, 1);
     ASSERT_FALSE(outcome.result);

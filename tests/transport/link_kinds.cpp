@@ -51,6 +51,6 @@ std::vector<ProcessLinkKind> process_link_kinds() {
   return kinds;
 }
 
-Deadline patience() { return Deadline::after(std::chrono::seconds(120)); }
+Deadline test_deadline() { return Deadline::after(std::chrono::seconds(120)); }
 
 }  // namespace muster

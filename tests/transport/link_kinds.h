@@ -30,6 +30,6 @@ inline std::ostream& operator<<(std::ostream& out, const ProcessLinkKind& kind) 
 std::vector<ProcessLinkKind> process_link_kinds();
 
 /// A long deadline. A wait reaches it only if there is a bug.
-Deadline patience();
+Deadline test_deadline();
 
 }  // namespace muster

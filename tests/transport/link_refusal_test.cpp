@@ -33,13 +33,13 @@ class LinkRefusal : public testing::TestWithParam<ProcessLinkKind> {
     EXPECT_TRUE(listener);
     Ends ends;
     bool done = false;
-    const auto dial = GetParam().connect(**loop, (*listener)->address(), std::move(connecting), expected, patience(),
-                                         [&](Result<std::unique_ptr<Link>> link) {
+    const auto dial = GetParam().connect(**loop, (*listener)->address(), std::move(connecting), expected,
+                                         test_deadline(), [&](Result<std::unique_ptr<Link>> link) {
                                            done = true;
                                            EXPECT_FALSE(link);
                                            if (!link) ends.connector = link.error();
                                          });
-    EXPECT_TRUE((*loop)->run_until([&] { return done; }, patience()));
+    EXPECT_TRUE((*loop)->run_until([&] { return done; }, test_deadline()));
     while ((*loop)->run_once(Deadline::after(std::chrono::milliseconds(50)))) {
     }
     EXPECT_EQ(accepted, 0);
@@ -118,13 +118,13 @@ TEST_P(LinkRefusal, RefusesARankOutOfRange) {
   EXPECT_EQ(listener.error().code, ErrorCode::kInvalidArgument);
   Result<> outcome;
   bool done = false;
-  const auto dial = GetParam().connect(**loop, GetParam().address().to_string(), self, 0, patience(),
+  const auto dial = GetParam().connect(**loop, GetParam().address().to_string(), self, 0, test_deadline(),
                                        [&](Result<std::unique_ptr<Link>> link) {
                                          done = true;
                                          if (!link) outcome = tl::unexpected(link.error());
                                        });
   EXPECT_FALSE(done) << "a handler must not run before connect returned";
-  ASSERT_TRUE((*loop)->run_until([&] { return done; }, patience()));
+  ASSERT_TRUE((*loop)->run_until([&] { return done; }, test_deadline()));
   EXPECT_EQ(outcome.error().code, ErrorCode::kInvalidArgument);
 }
 
@@ -132,14 +132,14 @@ TEST_P(LinkRefusal, NamesThePeerThatDidNotAnswerInTime) {
   auto loop = Loop::create();
   Error error;
   bool done = false;
-  const Address nobody = GetParam().address();
-  const std::string address = nobody.is_unix() ? nobody.to_string() : nobody.with_port(1).to_string();
+  const Address base = GetParam().address();
+  const std::string address = base.is_unix() ? base.to_string() : base.with_port(1).to_string();
   const auto dial = GetParam().connect(**loop, address, identity(1), 0, Deadline::after(100ms),
                                        [&](Result<std::unique_ptr<Link>> link) {
                                          done = true;
                                          if (!link) error = link.error();
                                        });
-  ASSERT_TRUE((*loop)->run_until([&] { return done; }, patience()));
+  ASSERT_TRUE((*loop)->run_until([&] { return done; }, test_deadline()));
   EXPECT_EQ(error.code, ErrorCode::kTimeout);
   EXPECT_EQ(error.rank, 0);
   EXPECT_THAT(error.message, AllOf(HasSubstr("rank 0"), HasSubstr(address)));
@@ -157,16 +157,16 @@ TEST_P(LinkRefusal, EndsTheConnectionWithoutAReset) {
   const auto wire = GetParam().shm ? LinkHello::Wire::kShm : LinkHello::Wire::kSocket;
   Handshake handshake(Handshake::Side::kClient, credentials.secret, encode(*make_hello(other, wire)));
   const Fd socket = std::move(*start_connect(*Address::parse((*listener)->address())));
-  Bytes output = handshake.take_output(), heard(4096);
+  Bytes output = handshake.take_output(), received(4096);
   ssize_t got = -1;
-  for (const Deadline deadline = patience(); got != 0 && !deadline.passed();) {
+  for (const Deadline deadline = test_deadline(); got != 0 && !deadline.passed();) {
     const ssize_t sent = send(socket.get(), output.data(), output.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent > 0) output.clear();
     loop->poll();
-    got = recv(socket.get(), heard.data(), heard.size(), MSG_DONTWAIT);
+    got = recv(socket.get(), received.data(), received.size(), MSG_DONTWAIT);
     ASSERT_TRUE(got >= 0 || errno == EAGAIN) << std::strerror(errno);
     if (got <= 0 || handshake.done()) continue;
-    ASSERT_TRUE(handshake.feed(ByteView(heard).first(got)));
+    ASSERT_TRUE(handshake.feed(ByteView(received).first(got)));
     output = handshake.take_output();
     if (!output.empty()) output.resize(output.size() + 100'000);  // more bytes after the proof than one read takes
   }
@@ -179,7 +179,7 @@ TEST_P(LinkRefusal, StaysSilentWhenTheDialIsDestroyed) {
   int accepted = 0, called = 0;
   auto listener = GetParam().listen(**loop, identity(0), [&](std::unique_ptr<Link>) { ++accepted; });
   for (int turns = 0; turns < 12; ++turns) {  // destroys the dial a little later each time
-    auto dial = GetParam().connect(**loop, (*listener)->address(), identity(1), 0, patience(),
+    auto dial = GetParam().connect(**loop, (*listener)->address(), identity(1), 0, test_deadline(),
                                    [&](Result<std::unique_ptr<Link>>) { ++called; });
     for (int i = 0; i < turns && called == 0; ++i) (*loop)->poll();
     const int before = called;

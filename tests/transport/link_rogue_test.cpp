@@ -38,13 +38,13 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
   void connect(Bytes hello) {
     DialOptions options{GetParam().credentials(), std::move(hello)};
     bool done = false;
-    const auto dialled = dial(*loop_, Address::parse(listener_->address()).value(), std::move(options), patience(),
+    const auto dialled = dial(*loop_, Address::parse(listener_->address()).value(), std::move(options), test_deadline(),
                               [&](Result<Connection> connection) {
                                 done = true;
                                 ASSERT_TRUE(connection);
                                 rogue_ = std::move(*connection);
                               });
-    ASSERT_TRUE(loop_->run_until([&] { return done; }, patience()));
+    ASSERT_TRUE(loop_->run_until([&] { return done; }, test_deadline()));
   }
   void write(const Bytes& bytes) {
     const iovec piece{const_cast<uint8_t*>(bytes.data()), bytes.size()};
@@ -54,17 +54,17 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
   /// Opens the link correctly. After this, `link_` is set.
   void open() {
     write(frame(LinkFrame::kOpen));
-    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
+    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, test_deadline()));
     if (!GetParam().shm) return;
     Fd fd;
     region_.emplace(std::move(*RingRegion::create(fd)));
-    ASSERT_TRUE(send_fd(rogue_.stream->fd(), fd.get(), patience()));
+    ASSERT_TRUE(send_fd(rogue_.stream->fd(), fd.get(), test_deadline()));
   }
   Error fate() {
     Outcome outcome;
     std::string into(100, '\0');
     receive_text(*link_, into, outcome.record());
-    EXPECT_TRUE(loop_->run_until([&] { return outcome.done(); }, patience()));
+    EXPECT_TRUE(loop_->run_until([&] { return outcome.done(); }, test_deadline()));
     return outcome.result ? Error{ErrorCode::kInternal, "it succeeded"} : outcome.result.error();
   }
   /// Sends `bytes` to a new link, which must end with kProtocol.
@@ -125,7 +125,7 @@ TEST_P(LinkRogue, OnlyClosesTheLinkWithRandomBytes) {
     Outcome outcome;
     std::string into(1 << 20, '\0');
     receive_text(*link_, into, outcome.record());
-    ASSERT_TRUE(loop_->run_until([&] { return outcome.done(); }, patience())) << "seed " << seed;
+    ASSERT_TRUE(loop_->run_until([&] { return outcome.done(); }, test_deadline())) << "seed " << seed;
     EXPECT_FALSE(outcome.result) << "seed " << seed;
   }
 }
@@ -160,8 +160,8 @@ class ShmRogue : public LinkRogue {
  protected:
   void open_with(Fd fd) {
     write(frame(LinkFrame::kOpen));
-    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
-    ASSERT_TRUE(send_fd(rogue_.stream->fd(), fd.get(), patience()));
+    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, test_deadline()));
+    ASSERT_TRUE(send_fd(rogue_.stream->fd(), fd.get(), test_deadline()));
   }
 };
 
@@ -179,7 +179,7 @@ TEST_P(ShmRogue, MayNotMoveItsWritePositionBack) {
   Outcome outcome;
   std::string into(10, '\0');
   receive_text(*link_, into, outcome.record());
-  ASSERT_TRUE(loop_->run_until([&] { return outcome.done(); }, patience()));
+  ASSERT_TRUE(loop_->run_until([&] { return outcome.done(); }, test_deadline()));
   EXPECT_TRUE(outcome.ok());
   region_->control(0).tail.store(5);
   EXPECT_EQ(fate().code, ErrorCode::kProtocol);
@@ -192,7 +192,7 @@ TEST_P(ShmRogue, MayNotClaimToHaveReadUnwrittenBytes) {
   }
   Outcome outcome;
   send_text(*link_, "hello", outcome.record());
-  ASSERT_TRUE(loop_->run_until([&] { return outcome.done(); }, patience()));
+  ASSERT_TRUE(loop_->run_until([&] { return outcome.done(); }, test_deadline()));
   EXPECT_EQ(outcome.result.error().code, ErrorCode::kProtocol);
 }
 
@@ -213,7 +213,7 @@ TEST_P(ShmRogue, MayNotShareMemoryOfAnotherSize) {
 
 TEST_P(ShmRogue, MayNotSendBytesInsteadOfMemory) {
   write(frame(LinkFrame::kOpen));
-  ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, patience()));
+  ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, test_deadline()));
   write(Bytes(1));
   EXPECT_EQ(fate().code, ErrorCode::kProtocol);
 }

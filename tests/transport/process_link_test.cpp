@@ -20,13 +20,13 @@ class LoopPair final : public LinkPair {
                                 [&](std::unique_ptr<Link> link) { left.push_back(std::move(link)); });
     if (!listener) return nullptr;
     for (size_t count = 1; count <= static_cast<size_t>(subflows); ++count) {
-      const auto dial = kind.connect(*pair->loop_, (*listener)->address(), kind.identity(1), 0, patience(),
+      const auto dial = kind.connect(*pair->loop_, (*listener)->address(), kind.identity(1), 0, test_deadline(),
                                      [&](Result<std::unique_ptr<Link>> link) {
                                        ASSERT_TRUE(link) << link.error().to_string();
                                        right.push_back(std::move(*link));
                                      });
       const auto both = [&] { return left.size() == count && right.size() == count; };
-      if (!pair->loop_->run_until(both, patience())) return nullptr;
+      if (!pair->loop_->run_until(both, test_deadline())) return nullptr;
     }
     pair->left = subflows == 1 ? std::move(left[0]) : striped_link(std::move(left));
     pair->right = subflows == 1 ? std::move(right[0]) : striped_link(std::move(right));
@@ -38,7 +38,7 @@ class LoopPair final : public LinkPair {
   }
 
   Loop& loop() { return *loop_; }
-  Result<> run_until(const std::function<bool()>& done) override { return loop_->run_until(done, patience()); }
+  Result<> run_until(const std::function<bool()>& done) override { return loop_->run_until(done, test_deadline()); }
   bool settle() override {
     for (int turns = 0; turns < 1'000'000; ++turns) {
       if (!loop_->run_once(Deadline::after(std::chrono::milliseconds(20)))) return true;
