@@ -40,7 +40,7 @@ TEST(Deadline, PollTimeoutsRoundUpSoThatAPollNeverEndsEarly) {
   EXPECT_EQ(Deadline::after(Duration(0), clock).poll_timeout_ms(), 0);
 }
 
-TEST(Deadline, TakesTheSooner) {
+TEST(Deadline, ReturnsTheEarlierOfTwo) {
   ManualClock clock;
   const auto deadline = Deadline::after(Duration(500), clock);
   EXPECT_EQ(deadline.or_sooner(TimePoint{1'100}).when().ns, 1'100);

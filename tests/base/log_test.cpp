@@ -54,7 +54,7 @@ TEST(LogDeathTest, IsSilentWhenOff) {
   EXPECT_EXIT(write_all("off"), testing::ExitedWithCode(0), testing::StrEq(""));
 }
 
-TEST(LogDeathTest, SaysThatALevelIsUnknownAndKeepsToWarnings) {
+TEST(LogDeathTest, ReportsAnUnknownLevelAndUsesWarning) {
   expect_lines("loud", 2);
   EXPECT_EXIT(write_all("loud"), testing::ExitedWithCode(2), HasSubstr("MUSTER_LOG='loud' is not a level; use trace"));
 }

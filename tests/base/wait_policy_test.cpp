@@ -16,7 +16,7 @@ class YieldClock final : public Clock {
   Duration each{};
 };
 
-TEST(YieldBudget, YieldsAsOftenAsAskedWhileThatIsCheap) {
+TEST(YieldBudget, YieldsAsOftenAsRequestedWhileCheap) {
   YieldClock clock;
   clock.each = 1ms;
   YieldBudget budget(1ms, clock);

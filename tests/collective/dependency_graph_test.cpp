@@ -67,7 +67,7 @@ TEST_F(DependencyGraphTest, OpensAllDependenciesInEachRun) {
   EXPECT_THAT(end(0), ElementsAre(2, 4));
 }
 
-TEST_F(DependencyGraphTest, KnowsTheFirstStepOfEachDirection) {
+TEST_F(DependencyGraphTest, FindsTheFirstStepOfEachDirection) {
   EXPECT_TRUE(graph_.is_first_with_peer(0));
   EXPECT_FALSE(graph_.is_first_with_peer(1));
   EXPECT_TRUE(graph_.is_first_with_peer(2));
@@ -75,7 +75,7 @@ TEST_F(DependencyGraphTest, KnowsTheFirstStepOfEachDirection) {
   EXPECT_TRUE(graph_.is_first_with_peer(4));
 }
 
-TEST_F(DependencyGraphTest, KnowsWhichStepsAreRunning) {
+TEST_F(DependencyGraphTest, ListsRunningSteps) {
   begin();
   EXPECT_FALSE(graph_.is_running(0));
   start(0);

@@ -57,7 +57,7 @@ TEST_P(HostCommOfSize, WorksInPlace) {
   check_collectives(ranks, {1, 1000, 20011}, [](HostCommCase& trial) { trial.in_place = true; });
 }
 
-TEST_P(HostCommOfSize, TakesMemoryInSegments) {
+TEST_P(HostCommOfSize, SupportsSegmentedMemory) {
   HostCommRanks ranks(GetParam());
   check_collectives(ranks, {7, 1000, 20011}, [](HostCommCase& trial) { trial.segments = 1 + trial.seed % 4; });
 }

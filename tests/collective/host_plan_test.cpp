@@ -50,7 +50,7 @@ TEST_P(HostPlanOf, CountsAWaitForEachStep) {
 }
 
 /// An all_to_all in which only the root receives. Hierarchy uses it to gather the shards of a reduce.
-TEST_P(HostPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
+TEST_P(HostPlanOf, CountsAnExchangeThatOnlyTheRootReceives) {
   HostCommRanks ranks(GetParam());
   const int size = ranks.size();
   for (const size_t count : {size_t{1}, size_t{3000}, size_t{33000}}) {
@@ -72,7 +72,7 @@ TEST_P(HostPlanOf, KnowsTheExchangeThatOnlyTheRootReceivesFrom) {
   }
 }
 
-TEST_P(HostPlanOf, KnowsWhichMovesAreZeroCopy) {
+TEST_P(HostPlanOf, MarksZeroCopyMoves) {
   HostCommRanks ranks(GetParam());
   ranks.use_arenas();
   ArenaBlocks held(ranks);  // keeps the arenas in use from the first call on
@@ -114,7 +114,7 @@ TEST(HostPlan, NamesTheFormAndItsMoves) {
   EXPECT_LT(plan(1 << 20, 4, 4, true).copied, large.copied);
 }
 
-TEST(HostPlan, TakesAsLongAsItsPartsTogether) {
+TEST(HostPlan, CostIsTheSumOfItsParts) {
   MachineCosts machine;
   machine.memory = {.wait = 1, .turn = 50, .cached_bytes_per_second = 4, .bytes_per_second = 1};
   machine.reduce_bytes_per_second = 8;

@@ -38,7 +38,7 @@ TEST_P(EverySchedule, MatchesItsDefinitionOnOneToSixtyFourRanks) {
   }
 }
 
-TEST_P(EverySchedule, TakesBlocksOfAnyLength) {
+TEST_P(EverySchedule, SupportsBlocksOfAnyLength) {
   for (int size = 1; size <= 64; ++size) {
     for (const size_t count : {1, size > 24 ? 3 : 10}) {
       const auto seed = static_cast<uint64_t>(size) + count;
@@ -95,7 +95,7 @@ TEST_P(EverySchedule, IsAPureFunction) {
 
 bool every_rank_waits_for_all(Collective collective) { return !has_root(collective); }
 
-TEST_P(EverySchedule, WaitsForTheRankThatComesLast) {
+TEST_P(EverySchedule, WaitsForTheLastRank) {
   for (const int size : {2, 3, 6, 16}) {
     for (Rank late = 0; late < size; ++late) {
       Trial trial(GetParam(), {.size = size, .count = 50, .chunk_bytes = 64});
@@ -183,7 +183,7 @@ TEST(BruckAllGather, TakesLogarithmicallyManyRounds) {
   }
 }
 
-TEST(DisseminationBarrier, TakesOneByteARound) {
+TEST(DisseminationBarrier, SendsOneBytePerRound) {
   for (int size = 2; size <= 300; ++size) {
     const Schedule schedule = dissemination_barrier({.rank = 1, .size = size});
     EXPECT_EQ(sent_bytes(schedule), static_cast<size_t>(std::bit_width(static_cast<unsigned>(size - 1))));

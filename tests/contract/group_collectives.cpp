@@ -183,7 +183,7 @@ TEST_P(GroupContract, ReduceScatterCombinesTheBlocksForEachRank) {
   });
 }
 
-TEST_P(GroupContract, ReduceScatterTakesBlocksOfDifferentLengths) {
+TEST_P(GroupContract, ReduceScatterSupportsUnevenBlocks) {
   run_group(size(), kind().options, [&](Group& group) {
     const Rank rank = group.membership().rank;
     for (const size_t scale : {1, 17, 9'001}) {
@@ -199,7 +199,7 @@ TEST_P(GroupContract, ReduceScatterTakesBlocksOfDifferentLengths) {
   });
 }
 
-TEST_P(GroupContract, AllGatherTakesUnevenBlocksAndSegments) {
+TEST_P(GroupContract, AllGatherSupportsUnevenBlocksAndSegments) {
   run_group(size(), kind().options, [&](Group& group) {
     const Rank rank = group.membership().rank;
     for (const size_t scale : {1, 17, 9'001}) {
@@ -231,7 +231,7 @@ TEST_P(GroupContract, AllToAllExchangesEveryPairOfBlocks) {
   });
 }
 
-TEST_P(GroupContract, AllToAllTakesBlocksOfDifferentLengths) {
+TEST_P(GroupContract, AllToAllSupportsUnevenBlocks) {
   run_group(size(), kind().options, [&](Group& group) {
     const Rank rank = group.membership().rank;
     for (const size_t scale : {1, 17, 9'001}) {

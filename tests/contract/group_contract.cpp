@@ -75,7 +75,7 @@ TEST_P(GroupContract, AllGatherKeepsRankOrder) {
   });
 }
 
-TEST_P(GroupContract, AllGatherTakesItsOwnSlotOfTheOutput) {
+TEST_P(GroupContract, AllGatherReadsItsInputFromTheOutput) {
   run_group(size(), kind().options, [&](Group& group) {
     const Rank rank = group.membership().rank;
     constexpr size_t kCount = 50'000;

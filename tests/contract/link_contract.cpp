@@ -91,7 +91,7 @@ class RandomTransfer {
   bool failed_ = false;
 };
 
-TEST_P(LinkContract, KnowsItsPeerRank) {
+TEST_P(LinkContract, HasTheRankOfItsPeer) {
   EXPECT_EQ(left().peer().rank, 1);
   EXPECT_EQ(right().peer().rank, 0);
   EXPECT_NE(left().peer().host, "");
@@ -116,7 +116,7 @@ TEST_P(LinkContract, CarriesBytesWhicheverEndStartsFirst) {
   EXPECT_TRUE(sent.ok() && received.ok() && answered.ok() && answer_received.ok());
 }
 
-TEST_P(LinkContract, KeepsBytesInOrderHoweverTheyAreCut) {
+TEST_P(LinkContract, KeepsBytesInOrderInPiecesOfAnySize) {
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     const std::string text = pattern(3'000'001, seed);
     RandomTransfer transfer(left(), right(), text, seed);
@@ -235,20 +235,20 @@ TEST_P(LinkContract, SendsThePeerTheCloseReason) {
 
 TEST_P(LinkContract, SendsTheCloseReasonWhenTheStreamIsFullBothWays) {
   const std::string text = pattern(kTooMuch);
-  Outcome there, back, blamed;
-  send_text(left(), text, there.record());
-  send_text(right(), text, back.record());
+  Outcome left_send, right_send, received;
+  send_text(left(), text, left_send.record());
+  send_text(right(), text, right_send.record());
   ASSERT_TRUE(pair_->settle());
   left().close(Error{ErrorCode::kPeerLost, "rank 5 died", 5, {}});
-  ASSERT_EQ(there.calls, 1);
-  EXPECT_FALSE(there.result);
+  ASSERT_EQ(left_send.calls, 1);
+  EXPECT_FALSE(left_send.result);
   std::string into(kTooMuch, '\0');
-  receive_text(right(), into, blamed.record());
-  run_until([&] { return back.done() && blamed.done(); });
-  ASSERT_FALSE(blamed.result);
-  EXPECT_EQ(blamed.result.error().message, "rank 5 died");
-  EXPECT_EQ(blamed.result.error().rank, 5);
-  EXPECT_EQ(back.result.error().rank, 5);
+  receive_text(right(), into, received.record());
+  run_until([&] { return right_send.done() && received.done(); });
+  ASSERT_FALSE(received.result);
+  EXPECT_EQ(received.result.error().message, "rank 5 died");
+  EXPECT_EQ(received.result.error().rank, 5);
+  EXPECT_EQ(right_send.result.error().rank, 5);
 }
 
 TEST_P(LinkContract, DestructorClosesIt) {

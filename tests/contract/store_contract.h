@@ -68,7 +68,7 @@ TEST_P(StoreContract, KeepsSetValues) {
   EXPECT_EQ(store_->get("k", soon()), Bytes{});
 }
 
-TEST_P(StoreContract, TakesAnyBytesAsKeyAndValue) {
+TEST_P(StoreContract, AcceptsAnyBytesAsKeyAndValue) {
   Bytes all(256);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i);
   const Key key = to_string(all);
@@ -228,7 +228,7 @@ TEST_P(StoreContract, WaitsForAllKeys) {
   });
 }
 
-TEST_P(StoreContract, LetsThreadsShareOneHandle) {
+TEST_P(StoreContract, ServesThreadsThatShareOneHandle) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 6; ++i) {
     threads.emplace_back([&, i] {

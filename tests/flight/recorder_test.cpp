@@ -170,7 +170,7 @@ TEST(Recorder, KeepsTheLatestSpans) {
   EXPECT_THAT(kept, ElementsAre(13, 14, 15, 16, 17, 18, 19, 20));
 }
 
-TEST(Recorder, KeepsAsManyAsTheEnvironmentSays) {
+TEST(Recorder, KeepsAsManySpansAsConfigured) {
   setenv("MUSTER_RECORDER", "64", 1);
   EXPECT_EQ(Recorder::entries_from_environment(), 64U);
   setenv("MUSTER_RECORDER", "0", 1);

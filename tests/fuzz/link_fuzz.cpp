@@ -29,7 +29,7 @@ struct Endpoint {
   std::unique_ptr<Stream> open() {
     std::unique_ptr<Stream> peer;
     const DialOptions options{{}, encode(make_hello(identity(1), LinkHello::Wire::kSocket).value())};
-    const auto dialled = dial(*loop, Address::parse(listener->address()).value(), options, test_deadline(),
+    const auto attempt = dial(*loop, Address::parse(listener->address()).value(), options, test_deadline(),
                               [&](Result<Connection> connection) { peer = std::move(connection.value().stream); });
     MUSTER_CHECK(loop->run_until([&] { return peer != nullptr; }, test_deadline()).has_value(), "no handshake");
     const Bytes opening = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});

@@ -119,18 +119,18 @@ std::string fault_of(Group& group, Collective collective, size_t block) {
 
 TEST(Group, RunsEveryAlgorithmThatTheEnvironmentNames) {
   for (const Algorithm& each : algorithms()) {
-    const std::string wish = std::string(name(each.collective)) + "=" + each.name;
-    ASSERT_EQ(setenv("MUSTER_ALGO", wish.c_str(), 1), 0);
+    const std::string setting = std::string(name(each.collective)) + "=" + each.name;
+    ASSERT_EQ(setenv("MUSTER_ALGO", setting.c_str(), 1), 0);
     for (const int size : {4, 5}) {
       run_group(size, "unix", [&](Group& group) {
-        for (const size_t block : {1, 100, 60'000}) EXPECT_EQ(fault_of(group, each.collective, block), "") << wish;
+        for (const size_t block : {1, 100, 60'000}) EXPECT_EQ(fault_of(group, each.collective, block), "") << setting;
       });
     }
   }
   ASSERT_EQ(unsetenv("MUSTER_ALGO"), 0);
 }
 
-TEST(Group, SaysWhichTransportItUses) {
+TEST(Group, ReportsItsTransport) {
   run_group(2, "shm,unix,tcp", [](Group& group) { EXPECT_EQ(group.transport(), "shm"); });
   run_group(2, "unix,tcp", [](Group& group) { EXPECT_EQ(group.transport(), "unix"); });
   run_group(2, "tcp", [](Group& group) { EXPECT_EQ(group.transport(), "tcp"); });

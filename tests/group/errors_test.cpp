@@ -164,7 +164,7 @@ TEST(GroupForm, RefusesARankWithAnotherSecret) {
   });
 }
 
-TEST(GroupForm, KeepsGenerationsApart) {
+TEST(GroupForm, SeparatesGenerations) {
   const auto store = memory_store();
   const auto dead = form_error(*store, {1, 2, "test", 0}, options_for("shm", std::chrono::milliseconds(200)));
   EXPECT_EQ(dead.code, ErrorCode::kTimeout);
@@ -269,7 +269,7 @@ TEST_P(GroupErrors, AMismatchNamesTheRankAndBothCalls) {
 }
 
 TEST(GroupErrorsHosts, MismatchEndsTheCallAtAllRanks) {
-  for (const Rank odd : {1, 2}) {
+  for (const Rank deviating : {1, 2}) {
     const auto store = memory_store();
     std::latch formed(4);  // a failure also ends the forming of ranks that are not done with it
     run_ranks(4, [&](Rank rank) {
@@ -278,7 +278,7 @@ TEST(GroupErrorsHosts, MismatchEndsTheCallAtAllRanks) {
       const auto group = Group::form(*store, {rank, 4, "test", 0}, options);
       ASSERT_TRUE(group) << group.error().to_string();
       formed.arrive_and_wait();
-      std::vector<float> data(rank == odd ? 12 : 10);
+      std::vector<float> data(rank == deviating ? 12 : 10);
       const auto result = (*group)->all_reduce({data.data(), data.size(), Dtype::kFloat32}, ReduceOp::kSum).result();
       ASSERT_FALSE(result) << "rank " << rank;
       EXPECT_EQ(result.error().code, ErrorCode::kMismatch) << result.error().to_string();

@@ -65,8 +65,8 @@ TEST_P(ManyRanks, LearnOfAnAbortOverFewLinks) {
 /// Failure reasons travel along the tree of links. The busy rank lies between the last rank and most other ranks.
 TEST(ManyRanksOfAHost, NameTheAborterThoughARelayingRankIsBusy) {
   constexpr int kSize = 24;
-  const Rank passes_on = tree_parent(tree_parent(kSize - 1));
-  ASSERT_NE(passes_on, 0);
+  const Rank relaying_rank = tree_parent(tree_parent(kSize - 1));
+  ASSERT_NE(relaying_rank, 0);
   std::latch formed(kSize), failed(kSize - 1);
   const auto store = memory_store();
   run_ranks(kSize, [&](Rank rank) {
@@ -74,7 +74,7 @@ TEST(ManyRanksOfAHost, NameTheAborterThoughARelayingRankIsBusy) {
     const auto group = Group::form(**handle, {rank, kSize, "test", 0}, patient("shm"));
     ASSERT_TRUE(group) << group.error().to_string();
     formed.arrive_and_wait();
-    if (rank == passes_on) return failed.wait();
+    if (rank == relaying_rank) return failed.wait();
     if (rank == kSize - 1) (*group)->abort(Error{ErrorCode::kAborted, "the operator requested it", rank, {}});
     const auto result = (*group)->barrier().result();
     failed.count_down();

@@ -1,5 +1,5 @@
 // Ranks that make different calls without MUSTER_DEBUG. For any two calls over any transport, every rank must end with
-// kMismatch, and no rank may get a result that lacks the odd rank's bytes. CI runs some pairs of calls over each
+// kMismatch, and no rank may get a result that lacks the deviating rank's bytes. CI runs some pairs of calls over each
 // transport; MUSTER_MISMATCHES=all runs every pair.
 #include <algorithm>
 #include <cstdlib>
@@ -17,7 +17,7 @@ using test::options_for;
 using test::run_ranks;
 
 constexpr int kRanks = 4;
-constexpr Rank kOdd = 2;
+constexpr Rank kDeviatingRank = 2;
 constexpr size_t kBlock = 24;  // elements
 
 /// The memory of a rank, on which it makes its calls.
@@ -95,7 +95,7 @@ const Kind kKinds[] = {
        return group.all_to_all(floats(memory.input, kRanks * kBlock), floats(memory.output, kRanks * kBlock), options);
      }},
     {"uneven_all_to_all", true, exchange(6, 6)},
-    // The calls below are only used for the odd rank.
+    // The calls below are only used for the deviating rank.
     {"shape", true, all_reduce(kBlock - 1, ReduceOp::kSum)},
     {"dtype", true, all_reduce(kBlock, ReduceOp::kSum, Dtype::kInt32)},
     {"op", true, all_reduce(kBlock, ReduceOp::kMax)},
@@ -109,7 +109,7 @@ const Kind kKinds[] = {
     {"expects_more", true, exchange(6, 7), true},
     {"expects_less", true, exchange(6, 1), true},
 };
-constexpr size_t kUsual = 10;  // the first kUsual kinds are also called by the majority
+constexpr size_t kUsualKinds = 10;  // the first kUsualKinds kinds are also called by the majority
 
 /// The destructor waits until all threads have reached it.
 class WaitForAll {
@@ -124,29 +124,30 @@ class WaitForAll {
 struct Pair {
   const char* transport;
   const Kind* usual;
-  const Kind* odd;
+  const Kind* deviating;
 };
 
 void expect_mismatch(const Pair& pair) {
-  const auto [transport, usual, odd] = pair;
+  const auto [transport, usual, deviating] = pair;
   const bool hosts = std::string(transport) == "hosts";
   const auto store = memory_store();
   std::latch begun(kRanks), over(kRanks);
-  run_ranks(kRanks, [&, usual = usual, odd = odd, transport = transport](Rank rank) {
+  run_ranks(kRanks, [&, usual = usual, deviating = deviating, transport = transport](Rank rank) {
     auto options = options_for(hosts ? "shm,tcp" : transport);
     if (hosts) options.host_label = std::to_string(rank / 2);
     Result<std::unique_ptr<Group>> group;
     const WaitForAll end(over);  // no rank leaves before all ranks are done
     group = Group::form(*store, {rank, kRanks, "test", 0}, options);
-    const auto met = group ? (*group)->barrier().result() : Result<>{};
+    const auto first_barrier = group ? (*group)->barrier().result() : Result<>{};
     begun.arrive_and_wait();  // otherwise the first rank that fails could end the barrier of another rank
     ASSERT_TRUE(group) << group.error().to_string();
-    ASSERT_TRUE(met) << met.error().to_string();
+    ASSERT_TRUE(first_barrier) << first_barrier.error().to_string();
     Memory memory;
     const CallOptions call{.timeout = std::chrono::seconds(40)};
-    auto result = (rank == kOdd ? odd : usual)->body(**group, memory, call).result();
-    const bool good = !usual->takes_all || (odd->ends_well && usual->name == std::string_view("uneven_all_to_all"));
-    EXPECT_FALSE(rank == 0 && result && !good) << "a result without rank " << kOdd;
+    auto result = (rank == kDeviatingRank ? deviating : usual)->body(**group, memory, call).result();
+    const bool good =
+        !usual->takes_all || (deviating->ends_well && usual->name == std::string_view("uneven_all_to_all"));
+    EXPECT_FALSE(rank == 0 && result && !good) << "a result without rank " << kDeviatingRank;
     // A rank that only sends may finish before the mismatch is found. All ranks may even reach the next call, where
     // some of them find it.
     for (int next = 0; next < 2 && result; ++next) result = (*group)->barrier(call).result();
@@ -172,7 +173,7 @@ TEST(MismatchOutOfSight, EndsRanksThatWaitForEachOther) {
 }
 
 std::string name_of(const testing::TestParamInfo<Pair>& info) {
-  return std::string(info.param.transport) + "_" + info.param.usual->name + "_" + info.param.odd->name;
+  return std::string(info.param.transport) + "_" + info.param.usual->name + "_" + info.param.deviating->name;
 }
 
 /// In these pairs no data meets that would reveal the mismatch.
@@ -188,11 +189,11 @@ std::vector<Pair> pairs() {
   const bool all = chosen != nullptr && std::string(chosen) == "all";
   std::vector<Pair> list;
   size_t number = 0;
-  for (size_t usual = 0; usual < kUsual; ++usual) {
-    for (size_t odd = 0; odd < std::size(kKinds); ++odd) {
-      if (usual == odd) continue;
+  for (size_t usual = 0; usual < kUsualKinds; ++usual) {
+    for (size_t deviating = 0; deviating < std::size(kKinds); ++deviating) {
+      if (usual == deviating) continue;
       for (size_t i = 0; i < std::size(kTransports); ++i) {
-        if (all || number++ % 37 == 0) list.push_back({kTransports[i], &kKinds[usual], &kKinds[odd]});
+        if (all || number++ % 37 == 0) list.push_back({kTransports[i], &kKinds[usual], &kKinds[deviating]});
       }
     }
   }

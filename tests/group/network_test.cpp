@@ -157,7 +157,7 @@ class GroupStreamsOneByOne : public testing::Test {
 };
 
 TEST_F(GroupStreamsOneByOne, EndTheWaitWhenAPeerDiesBetweenThem) {
-  const auto dialled = dial(0);
+  const auto attempt = dial(0);
   wait_for(0);
   subflows_[0].reset();
   const auto linked = link_with_peer();

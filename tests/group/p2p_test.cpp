@@ -418,7 +418,7 @@ TEST_P(Leaving, EndsReceivesFromTheRankThatLeft) {
 
 TEST(LeavingOne, EndsNoReceiveFromAnyRankWhileOthersStay) {
   std::promise<void> noticed;
-  const auto go_on = [&](std::unique_ptr<Group> group, Rank rank) {
+  const auto run_rank = [&](std::unique_ptr<Group> group, Rank rank) {
     if (rank == 1) return;
     Floats data = pattern(10, 2), in(10);
     if (rank == 2) {
@@ -433,7 +433,7 @@ TEST(LeavingOne, EndsNoReceiveFromAnyRankWhileOthersStay) {
     EXPECT_EQ(in, data);
     EXPECT_EQ(error_of(group->receive(view(in), kAnyRank, 3)).code, ErrorCode::kLeft);
   };
-  run_leaving("tcp", go_on, 3);
+  run_leaving("tcp", run_rank, 3);
 }
 
 TEST_P(Leaving, EndsPendingOperationsLocally) {

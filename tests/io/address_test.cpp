@@ -36,7 +36,7 @@ TEST(Address, RefusesInvalidText) {
   EXPECT_TRUE(Address::parse("unix:/" + std::string(106, 'x')));
 }
 
-TEST(Address, KnowsItsParts) {
+TEST(Address, HasAHostAndAPort) {
   const Address v6 = *Address::parse("[::1]:80");
   EXPECT_EQ(v6.host(), "::1");
   EXPECT_EQ(v6.port(), 80);
@@ -48,7 +48,7 @@ TEST(Address, KnowsItsParts) {
   EXPECT_EQ(Address().to_string(), "(no address)");
 }
 
-TEST(Address, KnowsLoopback) {
+TEST(Address, RecognizesLoopback) {
   for (const char* text : {"127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "unix:/x"}) {
     EXPECT_TRUE(Address::parse(text)->is_loopback()) << text;
   }

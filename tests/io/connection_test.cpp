@@ -66,7 +66,7 @@ TEST(Connection, IsMadeOverAUnixSocketInTheFileSystem) {
   EXPECT_EQ(rmdir(folder), 0);
 }
 
-TEST(Connection, KeepsWhatFollowsTheHandshake) {
+TEST(Connection, KeepsBytesAfterTheHandshake) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), accept_with("secret"));
   const Fd raw = connect_raw(*loop, server.address());
@@ -413,7 +413,7 @@ TEST(Acceptor, RefusesAnotherUserOnAUnixSocket) {
   EXPECT_TRUE(server.accepted.empty());
 }
 
-TEST(Acceptor, SaysThatAPortIsTaken) {
+TEST(Acceptor, ReportsATakenPort) {
   const auto loop = make_loop();
   Server server(*loop, loopback(), accept_with(""));
   const auto second = Acceptor::create(*loop, server.address(), {}, [](Connection) {});

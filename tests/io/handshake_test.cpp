@@ -53,7 +53,7 @@ TEST(Handshake, ExchangesHellosWhenTheSecretsAgree) {
   }
 }
 
-TEST(Handshake, TakesBytesInAnyPieces) {
+TEST(Handshake, AcceptsBytesInPiecesOfAnySize) {
   Random random(7);
   for (int round = 0; round < 200; ++round) {
     Ends ends = make_ends("secret", "secret");

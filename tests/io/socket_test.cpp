@@ -33,7 +33,7 @@ struct Folder {
   Address address() const { return *Address::parse("unix:" + socket()); }
 };
 
-TEST(Socket, ListenerPicksAPortAndSaysWhenItIsTaken) {
+TEST(Socket, ListenerPicksAPortAndReportsATakenOne) {
   const auto listener = listen_on(loopback());
   ASSERT_TRUE(listener);
   const Address address = *local_address(listener->get());
@@ -92,7 +92,7 @@ TEST(UnixSocket, FileOfAnotherKindIsNotReplaced) {
   EXPECT_TRUE(S_ISREG(status.st_mode));
 }
 
-TEST(UnixSocket, KnowsItsPeer) {
+TEST(UnixSocket, HasThePidAndUidOfItsPeer) {
   const SocketPair pair;
   const auto peer = unix_peer(pair.one.get());
   ASSERT_TRUE(peer);
@@ -159,7 +159,7 @@ TEST(PlainStream, ReportsAFullSocket) {
   EXPECT_FALSE(one->wants_write());
 }
 
-TEST(PlainStream, TakesMoreSegmentsThanTheKernelDoes) {
+TEST(PlainStream, AcceptsMoreSegmentsThanTheKernel) {
   SocketPair pair;
   const auto one = plain_stream(std::move(pair.one)), two = plain_stream(std::move(pair.two));
   std::string bytes(3000, 0);

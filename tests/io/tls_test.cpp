@@ -109,7 +109,7 @@ TEST_F(Tls, RefusesACertificateThatHasExpired) {
   EXPECT_THAT(error.message, HasSubstr("expired"));
 }
 
-TEST_F(Tls, RefusesAPlainClientAndSaysWhyAtBothEnds) {
+TEST_F(Tls, RefusesAPlainClientWithAReasonAtBothEnds) {
   testing::internal::CaptureStderr();
   const Error error = refusal(context(authority_, "server"), nullptr);
   EXPECT_EQ(error.code, ErrorCode::kProtocol) << error.message;
@@ -117,7 +117,7 @@ TEST_F(Tls, RefusesAPlainClientAndSaysWhyAtBothEnds) {
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("does not speak TLS"));
 }
 
-TEST_F(Tls, RefusesAPlainServerAndSaysWhyAtBothEnds) {
+TEST_F(Tls, RefusesAPlainServerWithAReasonAtBothEnds) {
   testing::internal::CaptureStderr();
   const Error error = refusal(nullptr, context(authority_, "client"));
   EXPECT_EQ(error.code, ErrorCode::kProtocol) << error.message;

@@ -181,8 +181,8 @@ TYPED_TEST(Reduce, CombinesManySourcesInOrder) {
             in.emplace_back(values.emplace_back(many_arbitrary<T>(count, random)), s % 3);
           std::vector<const void*> pointers;
           for (UnalignedArray<T>& source : in) pointers.push_back(source.data());
-          UnalignedArray<T> apart(count, 1);
-          UnalignedArray<T>& out = target < 0 ? apart : in[target];
+          UnalignedArray<T> separate(count, 1);
+          UnalignedArray<T>& out = target < 0 ? separate : in[target];
           reduce_many(out.data(), pointers.data(), sources, count, TypeParam::kOf, op);
           for (size_t i = 0; i < count; ++i) {
             ASSERT_TRUE(same(out.at(i), chain(values, i, op))) << name(op) << " of " << sources << ", element " << i;

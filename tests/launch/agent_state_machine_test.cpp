@@ -160,7 +160,7 @@ TEST_F(AgentState, JoinsAgainAfterAnEviction) {
   EXPECT_THAT(take(), ElementsAre("join")) << "the root has forgotten the generation of this node";
 }
 
-TEST_F(AgentState, StopsWorkersBeforeItLooksForTheNextRoot) {
+TEST_F(AgentState, StopsWorkersBeforeItConnectsToTheNextRoot) {
   run();
   lose_root();
   lose_root();

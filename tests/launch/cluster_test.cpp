@@ -53,7 +53,7 @@ TEST(Clusters, ASlurmStepGivesAllOptions) {
                                         "--rdzv-id=slurm-12345.2"));
 }
 
-TEST(Clusters, ABatchScriptIsOnOneNodeAlone) {
+TEST(Clusters, ABatchScriptRunsOnOneNode) {
   EXPECT_THAT(found({{"SLURM_JOB_ID", "1"}, {"SLURM_JOB_NODELIST", "n[1-2]"}, {"SLURM_NNODES", "2"}}), IsEmpty());
 }
 

@@ -45,7 +45,7 @@ TEST(LastTraceback, LosesThePrefixThatTorchGivesItsLines) {
 
 TEST(LastTraceback, IsEmptyWhereThereIsNone) {
   EXPECT_EQ(last_traceback("all is well\n"), "");
-  EXPECT_EQ(last_traceback("he said: Traceback (most recent call last): no\n"), "");
+  EXPECT_EQ(last_traceback("text: Traceback (most recent call last): no\n"), "");
   EXPECT_EQ(last_traceback(""), "");
 }
 

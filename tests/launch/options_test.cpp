@@ -43,7 +43,7 @@ std::string refused(const std::vector<std::string>& words, const Environment& en
   return options.error().message;
 }
 
-TEST(RunOptions, AScriptAloneIsOneWorkerOnOneNode) {
+TEST(RunOptions, DefaultsAreOneWorkerOnOneNode) {
   const auto options = parsed({"train.py"});
   EXPECT_EQ(options.nnodes_max, 1);
   EXPECT_EQ(options.nproc, 1);
@@ -92,7 +92,7 @@ TEST(RunOptions, AnUnknownOptionIsNamed) {
   EXPECT_THAT(refused({"-x", "a.py"}), HasSubstr("-x"));
 }
 
-TEST(RunOptions, ABadValueNamesTheOptionAndWhatItTakes) {
+TEST(RunOptions, ABadValueNamesTheOptionAndItsValidValues) {
   for (const std::string value : {"0", "-1", "two", "2x", " ", "99999999999", "1.5"}) {
     EXPECT_THAT(
         refused({"--nproc-per-node=" + value, "a.py"}),

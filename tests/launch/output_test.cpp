@@ -47,7 +47,7 @@ TEST(LineSplitter, ACarriageReturnRewritesUnlessANewlineFollows) {
                                  Pair("next", LineEnd::kNewline)));
 }
 
-TEST(LineSplitter, KnowsTheBarThatIsDrawnAfterACarriageReturn) {
+TEST(LineSplitter, RecognizesABarAfterACarriageReturn) {
   Pieces p;
   p.splitter.feed("\r10%");
   EXPECT_EQ(p.splitter.rewriting(), "10%");
@@ -69,9 +69,9 @@ TEST(LineSplitter, CutsALineThatIsTooLong) {
 
 TEST(LineSplitter, PassesAnyBytes) {
   Pieces p;
-  const std::string odd("\xff\xfe\0z\x80", 5);
-  p.splitter.feed(odd + "\n");
-  EXPECT_THAT(p.got, ElementsAre(Pair(odd, LineEnd::kNewline)));
+  const std::string binary("\xff\xfe\0z\x80", 5);
+  p.splitter.feed(binary + "\n");
+  EXPECT_THAT(p.got, ElementsAre(Pair(binary, LineEnd::kNewline)));
 }
 
 TEST(LineSplitter, IsIndependentOfReadSizes) {

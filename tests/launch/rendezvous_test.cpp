@@ -330,7 +330,7 @@ TEST_F(Rendezvouses, AFailureWithoutRestartsEndsAnElasticJob) {
   EXPECT_EQ(events.front().outcome.status, 7);
 }
 
-TEST_F(Rendezvouses, ALostNodeEndsAJobThatCannotGoOnWithoutIt) {
+TEST_F(Rendezvouses, ALostNodeEndsAJobThatNeedsIt) {
   make(2, 2);
   join("a");
   join("b");
@@ -419,7 +419,7 @@ TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
 
 TEST_F(Rendezvouses, ReportsTheOutcomeToALateNode) {
   make(2, 2);
-  send(NodeEvent::Kind::kEnd, "stranger", "no such script", 127);
+  send(NodeEvent::Kind::kEnd, "unknown", "no such script", 127);
   const auto events = join("a");
   ASSERT_THAT(events, Are(Kind::kOutcome));
   EXPECT_EQ(events.front().outcome.status, 127);

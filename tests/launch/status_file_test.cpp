@@ -33,7 +33,7 @@ TEST(StatusFile, IsLockedBeforeItIsVisible) {
   for (int i = 0; i < 3000; ++i) StatusFile({{"XDG_RUNTIME_DIR", folder}}, "job");
   over = true;
   reader.join();
-  EXPECT_FALSE(abandoned) << "who finds it so removes it";
+  EXPECT_FALSE(abandoned) << "a reader that finds it so removes it";
   EXPECT_FALSE(std::filesystem::exists(path));
   std::filesystem::remove_all(folder);
 }

@@ -173,7 +173,7 @@ def test_cold_memory_changes_tensors_between_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ([], "there are: collectives"),
         (["sort"], "there is no benchmark 'sort'; there are: collectives"),
@@ -192,9 +192,9 @@ def test_cold_memory_changes_tensors_between_calls() -> None:
         (["ddp", "--network", "--rate", "1 gbit"], "--rate takes a rate as tc writes it, such as 1gbit or 100mbit;"),
     ],
 )
-def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_name_valid_ones(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(arguments) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_failed_rank_is_reported() -> None:
@@ -211,9 +211,10 @@ def test_rank_placement_overrides_user_settings(tmp_path: Path, monkeypatch: pyt
     from muster.bench.report import BenchFailedError
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    says = f"echo $GLOO_SOCKET_IFNAME > {tmp_path}/interface; exit 3"
+    script = f"echo $GLOO_SOCKET_IFNAME > {tmp_path}/interface; exit 3"
+    place = Place(["/bin/sh", "-c", script], {"GLOO_SOCKET_IFNAME": "veth0"})
     with pytest.raises(BenchFailedError, match="status 3"):
-        list(run_ranks("any", 1, {}, 60, lambda rank: Place(["/bin/sh", "-c", says], {"GLOO_SOCKET_IFNAME": "veth0"})))
+        list(run_ranks("any", 1, {}, 60, lambda rank: place))
     assert (tmp_path / "interface").read_text() == "veth0\n"
 
 
@@ -233,7 +234,7 @@ def test_unwritable_files_are_refused_before_measuring(
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_bench_skips_what_cannot_run_here(root: Path, tmp_path: Path) -> None:
+def test_make_bench_skips_unavailable_benchmarks(root: Path, tmp_path: Path) -> None:
     asked, program = tmp_path / "asked", tmp_path / ".venv/bin/muster"
     program.parent.mkdir(parents=True)
     program.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ntest "$2" != mpi && test "$2 $3" != "ddp --network"\n')

@@ -68,7 +68,7 @@ def test_tiers_reduce_the_messages_of_the_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["store", "--cases", "sort"], "--cases takes connect, set, get"),
         (["store", "--connections", "1,none"], "--connections takes numbers from 1 on"),
@@ -76,9 +76,9 @@ def test_tiers_reduce_the_messages_of_the_root(tmp_path: Path) -> None:
         (["storm", "--storms", "many"], "--loads takes numbers from 2 on, as in 2,4; not 'many'"),
     ],
 )
-def test_wrong_options_say_what_they_take(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_name_valid_ones(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_missing_load_generator_is_named(

@@ -21,7 +21,7 @@ NOT_RUN = 25
 SHOWN_OR_RUN = ("sh", "python", "cpp", "text")
 
 
-def test_every_block_runs_or_says_why_not() -> None:
+def test_every_block_runs_or_has_a_reason() -> None:
     wrong, not_run = [], []
     for path, blocks in PAGES.items():
         for block in blocks:

@@ -68,7 +68,7 @@ def docs_site(tools: None) -> ModuleType:
     return docs_site
 
 
-def test_headers_show_what_is_public_and_described(docs_cpp: ModuleType) -> None:
+def test_headers_show_documented_public_declarations(docs_cpp: ModuleType) -> None:
     found = {docs_cpp.name_of(code): (comment, code) for comment, code in docs_cpp.declarations(HEADER)}
     assert list(found) == ["Counter", "Options", "sum", "MUSTER_TEST_TRY"]
     counter = found["Counter"][1]

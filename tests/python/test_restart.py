@@ -399,7 +399,7 @@ def test_torchrun_store_type_file_works(node: Node, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("external_server", ["etcd"], indirect=True)
-def test_an_etcd_prefix_keeps_two_jobs_of_one_name_apart(node: Node, external_store: list[str], tmp_path: Path) -> None:
+def test_an_etcd_prefix_separates_jobs_of_one_name(node: Node, external_store: list[str], tmp_path: Path) -> None:
     prefixes = [f"--rdzv-conf=last_call_timeout=0,etcd_prefix=/team-{team}" for team in range(2)]
     jobs = [node("--nnodes=1:2", prefix, *external_store, endpoint=False) for prefix in prefixes]
     for job in jobs:

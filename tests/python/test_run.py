@@ -106,7 +106,7 @@ os._exit(5)
 @pytest.mark.parametrize(
     "text, reason", [("raise KeyError(41)", "KeyError: 41"), ("os._exit(5)", "exited with status 5")]
 )
-def test_the_launchers_own_error_file_says_why_the_job_failed(
+def test_the_launchers_error_file_has_the_failure_reason(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path, text: str, reason: str
 ) -> None:
     file = tmp_path / "error.json"
@@ -451,7 +451,7 @@ def test_python_commands_go_to_python(muster: str, tmp_path: Path) -> None:
     assert words[-4:] == ["muster.bench", "all_reduce", "--vs", "gloo"]
 
 
-def test_bench_without_the_package_says_what_to_do(muster: str, tmp_path: Path) -> None:
+def test_bench_without_the_package_is_reported(muster: str, tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)

@@ -18,7 +18,7 @@ def start(host: Host, root: Host, secret: str, *words: str, code: str) -> Job:
 
 
 @pytest.mark.parametrize(("count", "tiers"), [(4, ()), (16, ("--enable-tiered-parallel-tcpstore", "--store-fanout=4"))])
-def test_workers_of_many_hosts_meet_at_a_barrier(count: int, tiers: tuple[str, ...]) -> None:
+def test_workers_of_many_hosts_complete_a_barrier(count: int, tiers: tuple[str, ...]) -> None:
     secret = secrets.token_hex(32)
     with hosts_on_a_switch(count) as hosts:
         jobs = []

@@ -80,7 +80,7 @@ def test_nodes_without_a_rank_take_one_by_arrival(node: Node) -> None:
     assert sorted(job.out for job in jobs) == [f"[rank {i}] node {i}\n" for i in range(3)]
 
 
-def test_stock_torch_stores_of_two_nodes_meet(node: Node) -> None:
+def test_stock_torch_stores_of_two_nodes_connect(node: Node) -> None:
     pytest.importorskip("torch")
     code = """
 from datetime import timedelta
@@ -106,7 +106,7 @@ dist.destroy_process_group()
 """
 
 
-def test_nodes_meet_and_reduce_over_ipv6(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_form_a_group_and_reduce_over_ipv6(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     if not has_ipv6_loopback():
         pytest.skip("no IPv6 here")

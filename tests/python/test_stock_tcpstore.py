@@ -269,7 +269,7 @@ def test_waiting_for_workers_leaves_one_key(port: int) -> None:
     assert [store.num_keys() for store in stores] == [1] * 4
 
 
-def test_many_clients_count_and_meet(connect: Callable[[], Any]) -> None:
+def test_many_clients_share_a_counter_and_a_barrier(connect: Callable[[], Any]) -> None:
     def work(store: Any) -> bytes:
         for _ in range(50):
             store.add("sum", 1)

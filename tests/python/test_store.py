@@ -241,6 +241,6 @@ def test_groups_form_by_torchs_own_urls(scheme: str, tmp_path: Path) -> None:
     assert run_ranks(2, by_init_method, url, "muster") == [[3.0, 3.0], [3.0, 3.0]]
 
 
-def test_an_init_method_without_a_rank_says_what_it_needs() -> None:
+def test_an_init_method_without_a_rank_names_what_is_missing() -> None:
     with pytest.raises(ValueError, match="rank= and world_size="):
         dist.init_process_group("muster", init_method="redis://127.0.0.1:1")

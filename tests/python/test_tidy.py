@@ -151,7 +151,7 @@ def test_the_length_ratchet_only_shrinks(tmp_path: Path, counts: str, expected: 
     assert tidy(tmp_path, {**CLEAN, "src/muster/base/a.cpp": LONG, "tools/tidy_lengths.txt": counts}) == expected
 
 
-def test_functions_are_measured_alone(tmp_path: Path) -> None:
+def test_each_function_is_measured_separately(tmp_path: Path) -> None:
     inner = "  g();\n" * 30
     text = (
         '#include "muster/base/a.h"\nnamespace muster {\nnamespace {\nstruct Big {\n'

@@ -109,7 +109,7 @@ def test_a_dump_of_a_job_shows_its_forked_workers(launch: Launch, muster: str, s
         job.finish()
 
 
-def test_a_forked_worker_sees_what_a_spawned_one_sees(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_a_forked_worker_has_the_context_of_a_spawned_one(launch: Launch, script: Callable[[str], Path]) -> None:
     path = script(PRINT_CONTEXT)
     relative = os.path.relpath(path)
     forked = launch("--nproc-per-node=2", relative, "--x", "a b")

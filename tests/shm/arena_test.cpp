@@ -70,7 +70,7 @@ TEST(Arena, NamesTheExhaustedResource) {
   EXPECT_FALSE(arena->allocate(SIZE_MAX));
 }
 
-TEST(Arena, KnowsItsOwnMemoryOnly) {
+TEST(Arena, FindsOnlyItsOwnMemory) {
   const auto arena = Arena::create();
   const auto data = static_cast<uint8_t*>(*arena->allocate(1000));
   const auto location = arena->find(data + 10, 990);

@@ -256,7 +256,7 @@ TEST(HostComm, CountsTheCoresOfAllRanks) {
     if (CPU_ISSET(core, &all)) cores.push_back(core);
   }
   const auto memory = HostComm::allocate(2);
-  std::array<bool, 2> apart{}, together{};
+  std::array<bool, 2> separate{}, together{};
   const auto rank = [&](Rank self) {
     bind_to(cores[self]);
     const auto comm = HostComm::attach(*memory, self, 2, no_check);
@@ -276,7 +276,7 @@ TEST(HostComm, CountsTheCoresOfAllRanks) {
       }
     };
     go(20);
-    apart[self] = (*comm)->has_own_cores();
+    separate[self] = (*comm)->has_own_cores();
     bind_to(cores[0]);
     go(400);
     together[self] = !(*comm)->has_own_cores();
@@ -284,7 +284,7 @@ TEST(HostComm, CountsTheCoresOfAllRanks) {
   std::thread first([&] { rank(0); }), second([&] { rank(1); });
   first.join();
   second.join();
-  EXPECT_TRUE(apart[0] && apart[1]);
+  EXPECT_TRUE(separate[0] && separate[1]);
   EXPECT_TRUE(together[0] && together[1]);
 }
 

@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(Etcd, StoreContract, testing::Values(make_etcd_world));
 INSTANTIATE_TEST_SUITE_P(Etcd, TtlLockContract, testing::Values(make_etcd_world));
 INSTANTIATE_TEST_SUITE_P(Etcd, ExternalStoreContract, testing::Values(start_etcd));
 
-TEST(EtcdStore, KeepsPrefixesApart) {
+TEST(EtcdStore, SeparatesPrefixes) {
   const auto& server = EtcdServer::shared();
   NEEDS(server);
   const auto a = open_when_up(server.url("/apart")), b = open_when_up(server.url("?prefix=apart2"));

@@ -20,7 +20,7 @@ INSTANTIATE_TEST_SUITE_P(PrefixOverMemory, StoreContract, testing::Values(make_p
 INSTANTIATE_TEST_SUITE_P(Memory, TtlLockContract, testing::Values(make_memory_world));
 INSTANTIATE_TEST_SUITE_P(PrefixOverMemory, TtlLockContract, testing::Values(make_prefix_world));
 
-TEST(PrefixStore, KeepsPrefixesApart) {
+TEST(PrefixStore, SeparatesPrefixes) {
   const auto memory = memory_store();
   const auto a = prefix_store("a", *memory), b = prefix_store("b", *memory);
   const Deadline soon = Deadline::after(60s);

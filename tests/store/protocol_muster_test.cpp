@@ -56,7 +56,7 @@ TEST(MusterProtocol, CarriesValuesAndErrorsInReplies) {
   EXPECT_EQ(error->status.error().rank, 3);
 }
 
-TEST(MusterProtocol, ReadsRequestsHoweverTheyAreCut) {
+TEST(MusterProtocol, ReadsRequestsInPiecesOfAnySize) {
   Bytes stream;
   for (RequestId id = 0; id < 50; ++id) {
     const Bytes frame = *encode_request({StoreOperation::kSet, id, {"key"}, {Bytes(id * 13, 7)}});

@@ -119,7 +119,7 @@ TEST_F(TorchProtocol, CannotEncodeAnError) {
   EXPECT_FALSE(protocol_->encode({0, add.id, fail(ErrorCode::kInvalidArgument, "no number")}, out_).has_value());
 }
 
-TEST_F(TorchProtocol, ReadsRequestsHoweverTheyAreCut) {
+TEST_F(TorchProtocol, ReadsRequestsInPiecesOfAnySize) {
   std::string hex(kConnect);
   for (const auto part : {kSet, kWait, kGet, kCompareSet, kAdd, kCheck, kMultiSet, kMultiGet, kQueuePop, kBarrier}) {
     hex += part;
@@ -159,7 +159,7 @@ TEST_F(TorchProtocol, RefusesUnknownOperationsAndLargeLengths) {
   }
 }
 
-TEST_F(TorchProtocol, ReadsALongListThatComesSlowly) {
+TEST_F(TorchProtocol, ReadsALongListThatArrivesSlowly) {
   // A parser that starts again with every byte would take hours.
   constexpr uint64_t kKeys = 100'000;
   next();

@@ -83,7 +83,7 @@ TEST(Proxy, NeverMergesAmountsOfDifferentSigns) {
 
 // ---- barriers
 
-TEST(Proxy, MergesArrivalsIntoOneOfTheirWeight) {
+TEST(Proxy, MergesArrivalsIntoOneWithASummedWeight) {
   ProxyFixture node;
   for (ClientId client = 1; client <= 3; ++client) node.ask(client, 1, StoreOperation::kBarrier, {"b"}, 4);
   EXPECT_TRUE(node.up().empty()) << "others may come";
@@ -170,7 +170,7 @@ TEST(Proxy, WithdrawsTheArrivalsOfARemovedClient) {
   EXPECT_EQ(node.proxy.pending(), 0U);
 }
 
-TEST(Proxy, TakesWithdrawalsEvenWhenFull) {
+TEST(Proxy, AcceptsWithdrawalsWhenFull) {
   ProxyFixture node;
   node.ask(1, 1, StoreOperation::kBarrier, {"b"}, 2);
   for (RequestId id = 1; node.proxy.pending() < (1 << 18); ++id) node.get(2, id, "never");

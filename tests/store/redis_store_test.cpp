@@ -68,7 +68,7 @@ INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>,
 INSTANTIATE_TEST_SUITE_P(Redis, TtlLockContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
 INSTANTIATE_TEST_SUITE_P(Redis, ExternalStoreContract, testing::Values(start_redis));
 
-TEST(RedisStore, KeepsDatabasesAndPrefixesApart) {
+TEST(RedisStore, SeparatesDatabasesAndPrefixes) {
   const auto& server = RedisServer::shared();
   NEEDS(server);
   const auto a = open_when_up(server.url("/0/apart")), b = open_when_up(server.url("/1?prefix=apart"));

@@ -252,7 +252,7 @@ TEST(StoreServer, AProxyNeedsItsRoot) {
   expect_error(StoreServer::start(options, soon()), ErrorCode::kAuthentication);
 }
 
-TEST(StoreServer, TakesManyClientsThatComeAndGo) {
+TEST(StoreServer, ServesManyShortLivedClients) {
   const TestServer root;
   const TestServer proxy(root.unix_url());
   std::vector<std::thread> threads;

@@ -124,7 +124,7 @@ TEST_F(Threads, ForgetManyClientsThatLeaveAtOnce) {
   for (RawClient& client : clients) EXPECT_EQ(client.receive(1), Bytes{0});
 }
 
-TEST_F(Threads, KeepTheKeysOfEachListenerApart) {
+TEST_F(Threads, SeparateTheKeysOfEachListener) {
   const Address any = *Address::parse("127.0.0.1:0");
   const auto first = server_.server->add_torch_listener(any, "1/");
   const auto second = server_.server->add_torch_listener(any, "2/");
@@ -151,7 +151,7 @@ TEST_F(Threads, KeepTheKeysOfEachListenerApart) {
   expect_error(server_.server->add_torch_listener(*second, ""), ErrorCode::kUnavailable, second->to_string());
 }
 
-TEST_F(Threads, ReportWhatTheyDid) {
+TEST_F(Threads, ReportTheirStatistics) {
   const auto store = open_or_fail(server_.tcp_url());
   EXPECT_OK(store->set("k", Bytes(1000), soon()));
   EXPECT_OK(store->set("l", {}, soon()));

@@ -318,16 +318,16 @@ TEST(DistributedDataParallel, NamesTheTensorAndTheRankThatDiffer) {
       }
     };
     using Shape = std::vector<int64_t>;
-    const bool odd = group.membership().rank == 2;
+    const bool deviates = group.membership().rank == 2;
     // The buffers have as many elements in all, so one broadcast of all buffers would mix them up.
-    std::string error =
-        error_of(std::make_shared<WithBuffersImpl>(odd ? Shape{2, 3} : Shape{6}, odd ? Shape{6} : Shape{2, 3}, 1));
+    std::string error = error_of(
+        std::make_shared<WithBuffersImpl>(deviates ? Shape{2, 3} : Shape{6}, deviates ? Shape{6} : Shape{2, 3}, 1));
     EXPECT_THAT(error, HasSubstr("buffer 0 differs: rank 2 has first: Float[2, 3], rank 0 has first: Float[6]"));
-    error = error_of(std::make_shared<WithBuffersImpl>(Shape{1}, Shape{1}, odd ? 5 : 4));
+    error = error_of(std::make_shared<WithBuffersImpl>(Shape{1}, Shape{1}, deviates ? 5 : 4));
     EXPECT_THAT(error, HasSubstr("rank 2 has frozen: Float[5] without gradient, rank 0 has frozen: Float[4] without"));
-    const auto thawed = std::make_shared<WithBuffersImpl>(Shape{1}, Shape{1}, 1);
-    if (odd) thawed->linear->bias.requires_grad_(false);
-    error = error_of(thawed);
+    const auto model = std::make_shared<WithBuffersImpl>(Shape{1}, Shape{1}, 1);
+    if (deviates) model->linear->bias.requires_grad_(false);
+    error = error_of(model);
     EXPECT_THAT(error,
                 HasSubstr("rank 2 has linear.bias: Float[2] without gradient, rank 0 has linear.bias: Float[2]"));
     EXPECT_EQ(error_of(std::make_shared<WithBuffersImpl>(Shape{1}, Shape{1}, 1)), "");

@@ -95,7 +95,7 @@ TEST(Join, TrainsAsOneProcessOnAllBatches) {
   expect_uneven_training_as_one_process({.static_graph = true});
 }
 
-TEST(Join, DividesByTheRanksWithDataIfAsked) {
+TEST(Join, DividesByTheRanksWithDataIfConfigured) {
   expect_uneven_training_as_one_process({}, {.divide_by_initial_world_size = false});
   expect_uneven_training_as_one_process({.static_graph = true}, {.divide_by_initial_world_size = false});
 }

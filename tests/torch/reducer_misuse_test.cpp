@@ -20,7 +20,7 @@ TEST(ReducerMisuse, NamesParametersWithoutAGradient) {
   });
 }
 
-TEST(ReducerMisuse, RefusesAGradientThatComesTwice) {
+TEST(ReducerMisuse, RefusesADuplicateGradient) {
   run(1, [](const std::shared_ptr<Group>& group) {
     const Model model;
     Reducer reducer(group, model.parameters, small_buckets());

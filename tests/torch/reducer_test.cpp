@@ -73,7 +73,7 @@ TEST(Reducer, LeavesGradientsInTheBucketsMemory) {
 
 /// Rank 1 begins the first bucket only when rank 0 is about to get its last gradient. Both ranks get their last
 /// gradient only when the first bucket is reduced.
-void expect_overlap(const std::shared_ptr<Group>& group, std::promise<void>& rank_zero_went_on) {
+void expect_overlap(const std::shared_ptr<Group>& group, std::promise<void>& rank_zero_continued) {
   constexpr std::chrono::seconds kLimit(30);
   const Model model;
   Reducer reducer(group, model.parameters, small_buckets());
@@ -88,11 +88,11 @@ void expect_overlap(const std::shared_ptr<Group>& group, std::promise<void>& ran
   const bool first = group->membership().rank == 0;
   if (!first) {
     model.parameters[plan.front().front()].register_hook([&](const at::Tensor&) {
-      EXPECT_EQ(rank_zero_went_on.get_future().wait_for(kLimit), std::future_status::ready) << "it waits in backward";
+      EXPECT_EQ(rank_zero_continued.get_future().wait_for(kLimit), std::future_status::ready) << "it waits in backward";
     });
   }
   model.parameters[plan.back().back()].register_hook([&](const at::Tensor&) {
-    if (first) rank_zero_went_on.set_value();
+    if (first) rank_zero_continued.set_value();
     EXPECT_EQ(reduced.get_future().wait_for(kLimit), std::future_status::ready) << "before the last gradient came";
   });
   backward(reducer, model, input_of(0));
@@ -104,8 +104,8 @@ void expect_overlap(const std::shared_ptr<Group>& group, std::promise<void>& ran
 TEST(Reducer, ReducesABucketWhileBackwardRuns) {
   for (const char* links : kLinks) {
     SCOPED_TRACE(links);
-    std::promise<void> rank_zero_went_on;
-    run_over(links, 2, [&](const std::shared_ptr<Group>& group) { expect_overlap(group, rank_zero_went_on); });
+    std::promise<void> rank_zero_continued;
+    run_over(links, 2, [&](const std::shared_ptr<Group>& group) { expect_overlap(group, rank_zero_continued); });
   }
 }
 

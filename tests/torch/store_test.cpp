@@ -25,7 +25,7 @@ void exercise(Store& store) {
   EXPECT_EQ(store.add("n", 5, soon()), 5);
   EXPECT_EQ(store.add("n", -7, soon()), -2);
   EXPECT_EQ(store.check({"k", "n"}, soon()), true);
-  EXPECT_EQ(store.check({"k", "nobody"}, soon()), false);
+  EXPECT_EQ(store.check({"k", "absent"}, soon()), false);
   EXPECT_TRUE(store.wait({"k", "n"}, soon()));
   EXPECT_TRUE(store.append("k", as_bytes("+"), soon()));
   EXPECT_TRUE(store.multi_set({"a", "b"}, {to_bytes("1"), to_bytes("2")}, soon()));
@@ -43,9 +43,9 @@ void exercise(Store& store) {
 }
 
 void expect_timeouts(Store& store) {
-  EXPECT_EQ(store.get("nobody", shortly()).error().code, ErrorCode::kTimeout);
-  EXPECT_EQ(store.wait({"k", "nobody"}, shortly()).error().code, ErrorCode::kTimeout);
-  EXPECT_EQ(store.multi_get({"nobody"}, shortly()).error().code, ErrorCode::kTimeout);
+  EXPECT_EQ(store.get("absent", shortly()).error().code, ErrorCode::kTimeout);
+  EXPECT_EQ(store.wait({"k", "absent"}, shortly()).error().code, ErrorCode::kTimeout);
+  EXPECT_EQ(store.multi_get({"absent"}, shortly()).error().code, ErrorCode::kTimeout);
   EXPECT_EQ(store.queue_pop("empty", shortly()).error().code, ErrorCode::kTimeout);
   EXPECT_EQ(store.barrier("lonely", 2, shortly()).error().code, ErrorCode::kTimeout);
 }
@@ -105,10 +105,10 @@ TEST(C10dStoreAdapter, BehavesAsTorchsStoresDo) {
 TEST(C10dStoreAdapter, TurnsErrorsIntoTorchs) {
   const auto store = c10d_over_store(memory_store());
   store->setTimeout(milliseconds(30));
-  EXPECT_THROW(store->get("nobody"), c10::DistStoreError);
-  EXPECT_THROW(store->wait({"nobody"}), c10::DistStoreError);
-  EXPECT_THROW(store->wait({"nobody"}, milliseconds(20)), c10::DistStoreError);
-  EXPECT_THROW(store->queuePop("nobody", /*block=*/true), c10::DistStoreError);
+  EXPECT_THROW(store->get("absent"), c10::DistStoreError);
+  EXPECT_THROW(store->wait({"absent"}), c10::DistStoreError);
+  EXPECT_THROW(store->wait({"absent"}, milliseconds(20)), c10::DistStoreError);
+  EXPECT_THROW(store->queuePop("absent", /*block=*/true), c10::DistStoreError);
   store->set("text", std::string("12 monkeys"));
   EXPECT_THROW(store->add("text", 1), c10::ValueError);
 }

@@ -32,7 +32,7 @@ TEST(TensorView, HasTorchsNamesAndSizesForEveryDtype) {
   EXPECT_EQ(known.size(), static_cast<size_t>(kDtypeCount));
 }
 
-TEST(TensorView, TakesATensorWithNoElements) {
+TEST(TensorView, AcceptsAnEmptyTensor) {
   const auto view = view_of(at::empty({0, 4}));
   ASSERT_TRUE(view) << view.error().to_string();
   EXPECT_EQ(view->count(), 0U);

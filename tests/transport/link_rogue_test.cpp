@@ -38,7 +38,7 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
   void connect(Bytes hello) {
     DialOptions options{GetParam().credentials(), std::move(hello)};
     bool done = false;
-    const auto dialled = dial(*loop_, Address::parse(listener_->address()).value(), std::move(options), test_deadline(),
+    const auto attempt = dial(*loop_, Address::parse(listener_->address()).value(), std::move(options), test_deadline(),
                               [&](Result<Connection> connection) {
                                 done = true;
                                 ASSERT_TRUE(connection);
@@ -60,7 +60,7 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
     region_.emplace(std::move(*RingRegion::create(fd)));
     ASSERT_TRUE(send_fd(rogue_.stream->fd(), fd.get(), test_deadline()));
   }
-  Error fate() {
+  Error close_error() {
     Outcome outcome;
     std::string into(100, '\0');
     receive_text(*link_, into, outcome.record());
@@ -71,7 +71,7 @@ class LinkRogue : public testing::TestWithParam<ProcessLinkKind> {
   void expect_refused(const Bytes& bytes) {
     open();
     write(bytes);
-    const Error error = fate();
+    const Error error = close_error();
     EXPECT_EQ(error.code, ErrorCode::kProtocol) << error.to_string();
     EXPECT_EQ(error.rank, 1);
     EXPECT_FALSE(link_->is_open());
@@ -169,7 +169,7 @@ TEST_P(ShmRogue, MayNotClaimToHaveWrittenMoreThanFits) {
   open();
   region_->control(0).tail.store(uint64_t{1} << 40);
   write(frame(LinkFrame::kDoorbell));
-  EXPECT_EQ(fate().code, ErrorCode::kProtocol);
+  EXPECT_EQ(close_error().code, ErrorCode::kProtocol);
 }
 
 TEST_P(ShmRogue, MayNotMoveItsWritePositionBack) {
@@ -182,7 +182,7 @@ TEST_P(ShmRogue, MayNotMoveItsWritePositionBack) {
   ASSERT_TRUE(loop_->run_until([&] { return outcome.done(); }, test_deadline()));
   EXPECT_TRUE(outcome.ok());
   region_->control(0).tail.store(5);
-  EXPECT_EQ(fate().code, ErrorCode::kProtocol);
+  EXPECT_EQ(close_error().code, ErrorCode::kProtocol);
 }
 
 TEST_P(ShmRogue, MayNotClaimToHaveReadUnwrittenBytes) {
@@ -200,7 +200,7 @@ TEST_P(ShmRogue, MayNotShareMemoryThatCanShrink) {
   Fd fd(memfd_create("rogue", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(fd.get(), 2 * 4096 + 2 * kRingBytes), 0);
   open_with(std::move(fd));
-  EXPECT_EQ(fate().code, ErrorCode::kProtocol);
+  EXPECT_EQ(close_error().code, ErrorCode::kProtocol);
 }
 
 TEST_P(ShmRogue, MayNotShareMemoryOfAnotherSize) {
@@ -208,14 +208,14 @@ TEST_P(ShmRogue, MayNotShareMemoryOfAnotherSize) {
   ASSERT_EQ(ftruncate(fd.get(), 4096), 0);
   ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   open_with(std::move(fd));
-  EXPECT_EQ(fate().code, ErrorCode::kProtocol);
+  EXPECT_EQ(close_error().code, ErrorCode::kProtocol);
 }
 
 TEST_P(ShmRogue, MayNotSendBytesInsteadOfMemory) {
   write(frame(LinkFrame::kOpen));
   ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, test_deadline()));
   write(Bytes(1));
-  EXPECT_EQ(fate().code, ErrorCode::kProtocol);
+  EXPECT_EQ(close_error().code, ErrorCode::kProtocol);
 }
 
 std::vector<ProcessLinkKind> shm_kind() {

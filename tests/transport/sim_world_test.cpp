@@ -114,12 +114,12 @@ TEST(SimWorld, KeepsAVirtualDeadline) {
   World world(1);
   const Result<> nothing = world.run_until([] { return false; }, Deadline::after(1s, world.clock()));
   EXPECT_EQ(nothing.error().code, ErrorCode::kTimeout);
-  bool rang = false;
-  world.at(TimePoint{5'000'000'000}, [&] { rang = true; });
-  const Result<> early = world.run_until([&] { return rang; }, Deadline::after(1s, world.clock()));
+  bool fired = false;
+  world.at(TimePoint{5'000'000'000}, [&] { fired = true; });
+  const Result<> early = world.run_until([&] { return fired; }, Deadline::after(1s, world.clock()));
   EXPECT_EQ(early.error().code, ErrorCode::kTimeout);
   EXPECT_EQ(world.clock().now().ns, 1'000'000'000);
-  EXPECT_TRUE(world.run_until([&] { return rang; }, Deadline::after(10s, world.clock())));
+  EXPECT_TRUE(world.run_until([&] { return fired; }, Deadline::after(10s, world.clock())));
   EXPECT_EQ(world.clock().now().ns, 5'000'000'000);
 }
 
