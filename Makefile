@@ -40,7 +40,7 @@ lint: setup
 	@$(STAGE) ruff -- ruff check .
 	@$(STAGE) mypy -- mypy
 
-RUN_PYTEST := --summary '(passed|skipped).* in ' -- python3 -m pytest -n $(shell expr $(JOBS) + 1) --dist loadfile --no-loadscope-reorder
+RUN_PYTEST := --summary '(passed|skipped).* in ' -- python3 -m pytest -n $(shell expr $(JOBS) + 2) --dist loadfile --no-loadscope-reorder
 test: lint build
 	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 4))
 	@$(STAGE) pytest $(RUN_PYTEST) -m 'not slow' $(PYTEST)

@@ -16,9 +16,9 @@ namespace {
 using ::testing::HasSubstr;
 using Kind = JobEvent::Kind;
 
-constexpr Duration kTimeout = std::chrono::seconds(60);
+constexpr Duration kCoordinatorTimeout = std::chrono::seconds(60);
 
-Deadline soon() { return Deadline::after(kTimeout); }
+Deadline soon() { return Deadline::after(kCoordinatorTimeout); }
 
 // An agent without processes. It keeps the events that it receives until the test asks for them.
 class FakeAgent {
@@ -31,7 +31,8 @@ class FakeAgent {
       changed_.notify_all();
     };
     events.lost = [](const Error&) {};
-    client_ = RendezvousClient::start(store.clone().value(), {"run", id, kTimeout}, std::move(events)).value();
+    client_ =
+        RendezvousClient::start(store.clone().value(), {"run", id, kCoordinatorTimeout}, std::move(events)).value();
     NodeInfo node{id, "host-" + id, "", 1, 2, min_nodes, max_nodes};
     node.max_restarts = max_restarts;
     client_->join(node);
@@ -39,7 +40,7 @@ class FakeAgent {
 
   std::pair<JobEvent, std::optional<Assignment>> next() {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, kTimeout, [this] { return !events_.empty(); }))
+    if (!changed_.wait_for(lock, kCoordinatorTimeout, [this] { return !events_.empty(); }))
       ADD_FAILURE() << id_ << " received no event";
     if (events_.empty()) return {};
     auto first = events_.front();
@@ -78,7 +79,7 @@ class Coordinators : public ::testing::Test {
     options.max_nodes = max_nodes;
     options.max_restarts = max_restarts;
     options.last_call = Duration::zero();
-    options.heartbeat_timeout = kTimeout;
+    options.heartbeat_timeout = kCoordinatorTimeout;
     max_restarts_ = max_restarts;
     coordinator_ = Coordinator::start(store_->clone().value(), "run", options, failover, [this](const Error& why) {
                      failed_.set_value(why);

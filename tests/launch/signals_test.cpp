@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr Duration kTimeout = std::chrono::seconds(60);
+constexpr Duration kSignalTimeout = std::chrono::seconds(60);
 
 class SignalPipeTest : public ::testing::Test {
  protected:
@@ -24,7 +24,7 @@ class SignalPipeTest : public ::testing::Test {
                 .value();
   }
   bool until(const std::function<bool()>& done) {
-    return loop_->run_until(done, Deadline::after(kTimeout)).has_value();
+    return loop_->run_until(done, Deadline::after(kSignalTimeout)).has_value();
   }
 
   std::unique_ptr<Loop> loop_ = Loop::create().value();

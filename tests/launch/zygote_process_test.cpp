@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-constexpr Duration kTimeout = std::chrono::seconds(60);
+constexpr Duration kProcessTimeout = std::chrono::seconds(60);
 
 class ZygoteProcess : public ::testing::Test {
  protected:
@@ -35,7 +35,7 @@ class ZygoteProcess : public ::testing::Test {
   }
   void TearDown() override {
     zygote_.reset();
-    const Deadline deadline = Deadline::after(kTimeout);  // the kernel kills orphans, which takes time
+    const Deadline deadline = Deadline::after(kProcessTimeout);  // the kernel kills orphans, which takes time
     while (!reap_children().none_left && !deadline.passed()) ::sched_yield();
     EXPECT_TRUE(reap_children().none_left);
     std::filesystem::remove_all(directory_);
@@ -67,7 +67,7 @@ class ZygoteProcess : public ::testing::Test {
           zygote_->child_ended();
           return done();
         },
-        Deadline::after(kTimeout)));
+        Deadline::after(kProcessTimeout)));
   }
 
   std::string directory_ = testing::TempDir() + "muster-zygote-XXXXXX", python_;

@@ -41,6 +41,7 @@ SLOW_FILES = (
     "demo",
     "docs",
     "run_nodes",
+    "restart",
     "examples",
     "soak_launch",
     "soak_network",

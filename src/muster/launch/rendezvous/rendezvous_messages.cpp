@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "muster/launch/options/options.h"
 
