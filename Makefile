@@ -43,7 +43,7 @@ lint: setup
 RUN_PYTEST := --summary '(passed|skipped).* in ' -- python3 -m pytest -n $(shell expr $(JOBS) + 2) --dist loadfile --no-loadscope-reorder
 test: lint build
 	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 4))
-	@$(STAGE) pytest $(RUN_PYTEST) -m 'not slow' $(PYTEST)
+	@$(STAGE) pytest $(RUN_PYTEST) tests/python -m 'not slow' $(PYTEST)
 
 test-slow: build
 	@$(STAGE) "slow pytest" $(RUN_PYTEST) -m slow $(PYTEST)

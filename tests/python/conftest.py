@@ -25,9 +25,9 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
-# `make test` leaves these files to `make test-slow`: they build packages and examples, kill processes at many moments,
-# run the blocks of all documents or measure. The slowest files begin first, so that at the end all test processes have
-# work.
+# `make test` leaves tests/peer and these files to `make test-slow`: they build packages and examples, kill processes at
+# many moments, run the blocks of all documents or measure. The slowest files begin first, so that at the end all test
+# processes have work.
 SLOW_FILES = (
     "install",
     "wheel",
@@ -56,7 +56,7 @@ SLOW_FILES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(SLOW_FILES)}
     for item in items:
-        if item.path.stem in places:
+        if item.path.stem in places or item.path.parent.name == "peer":
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 

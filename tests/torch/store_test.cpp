@@ -20,8 +20,8 @@ void exercise(Store& store) {
   EXPECT_TRUE(store.set("k", as_bytes("v"), soon()));
   EXPECT_EQ(store.get("k", soon()), to_bytes("v"));
   EXPECT_EQ(store.compare_set("k", as_bytes("v"), as_bytes("w"), soon()), to_bytes("w"));
-  EXPECT_EQ(store.compare_set("absent", as_bytes("x"), as_bytes("y"), soon()), to_bytes("x"));
-  EXPECT_EQ(store.compare_set("absent", {}, as_bytes("y"), soon()), to_bytes("y"));
+  EXPECT_EQ(store.compare_set("exchanged", as_bytes("x"), as_bytes("y"), soon()), to_bytes("x"));
+  EXPECT_EQ(store.compare_set("exchanged", {}, as_bytes("y"), soon()), to_bytes("y"));
   EXPECT_EQ(store.add("n", 5, soon()), 5);
   EXPECT_EQ(store.add("n", -7, soon()), -2);
   EXPECT_EQ(store.check({"k", "n"}, soon()), true);
