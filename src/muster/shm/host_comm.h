@@ -33,6 +33,9 @@ namespace muster {
 ///   read(comm.slot(peer, comm.step()));               // until the step after the next is published
 ///
 /// Not thread-safe. Errors are final: after an error, only wake_all() and mark_failed() may be called.
+///
+/// It has many fields, because most of them save a read of shared memory in the path of a small call: what the other
+/// ranks have published as far as this rank knows, and what this rank has published itself.
 class HostComm {
  public:
   /// Describes the call that a step belongs to. A wait compares a fingerprint of it and of all tags before it with this

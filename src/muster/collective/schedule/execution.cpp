@@ -21,6 +21,8 @@ namespace muster {
 // A step becomes ready when the dependency graph says so. One loop in drain_ready() starts the ready steps. A
 // completion that arrives while this loop is on the stack (links may complete inline) only adds steps to the queue of
 // this loop. So there is no recursion, however long the schedule is.
+//
+// All state of a run is in one object, which the next run of the same schedule uses again, so a run allocates nothing.
 struct PreparedSchedule::Run {
   struct CallHeader {
     std::array<uint64_t, 4> call{};

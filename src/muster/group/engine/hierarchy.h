@@ -19,6 +19,8 @@ namespace muster {
 /// all_reduce is a reduce_scatter in the host communicator, an all_reduce of each shard between hosts, and an
 /// all_gather in the host communicator; the other collectives work alike. Large tensors are cut into chunks: one is
 /// exchanged between hosts while the next is reduced.
+///
+/// The private functions are one for each collective, and the shards, chunks and queue that they share.
 class Hierarchy {
  public:
   struct Levels {

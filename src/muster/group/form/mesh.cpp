@@ -38,7 +38,7 @@ Result<std::vector<Transport>> parse_transports(const std::string& text) {
   return allowed;
 }
 
-/// The state of form_mesh().
+/// The state of form_mesh(). Each step of build() leaves its result in a field for the later steps.
 class MeshBuilder {
  public:
   MeshBuilder(Store& store, const GroupSpec& spec, const GroupOptions& options, const Deadline& deadline)

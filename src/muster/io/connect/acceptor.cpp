@@ -44,6 +44,7 @@ class SocketFile {
   ino_t inode_ = 0;
 };
 
+/// It has many small functions, one for each event of a handshake: input, silence, a full table, a failed accept().
 class SocketAcceptor final : public Acceptor {
  public:
   SocketAcceptor(Loop& loop, Fd listener, Address address, Options options, Handler handler)

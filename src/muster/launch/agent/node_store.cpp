@@ -57,6 +57,8 @@ std::string host_of(const std::string& url) {
   return host_port && !url.starts_with("file:") ? host_port->host : "";
 }
 
+/// Opens a NodeStore. It has many functions, because there are three ways to the root (a single node, an address, an
+/// external store), and on two of them a node may find the root or become it.
 class Bootstrap {
  public:
   Bootstrap(const RunOptions& options, const NodeStoreEvents& events, bool direct)

@@ -49,7 +49,6 @@ struct NodeStoreEvents {
 /// `direct`: reconnects after the root was lost, without a proxy in between. A root that does not move is not replaced
 /// then, and must answer within options.heartbeat_timeout.
 /// kUnavailable: a host is unknown or a port is in use; the message names it.
-/// an unknown host or a port in use.
 Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct = false);
 
 }  // namespace muster

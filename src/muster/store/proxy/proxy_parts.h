@@ -200,6 +200,9 @@ class Barriers {
 /// current when the proxy gives it. A reader that joins a fetch on its way uses the result only if the result has
 /// leases. Otherwise the fetch may have been carried out before the reader's request, and the reader sends a request of
 /// its own.
+///
+/// It is one class, because this argument is about the cache, the fetches and the readers together: a recall or a set
+/// changes all three in one step.
 class Reads {
  public:
   Reads(Output& out, const Options& options) : out_(out), options_(options) {}

@@ -27,6 +27,9 @@ using ListenerId = uint64_t;
 
 /// One of a server's threads, which drives one event loop. Each client belongs to one loop, and only that loop's thread
 /// touches it. Calls that concern a client of another loop are posted there. Private to the server.
+///
+/// It is one large class, because one batch of input goes through all of its tables: requests of many clients are
+/// carried out, replies are gathered for other loops, and frames leave together at the end.
 class ServerLoop {
  public:
   /// How a loop reaches the other loops.

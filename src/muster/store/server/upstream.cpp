@@ -34,6 +34,8 @@ Random seeded() {
 // True if the host answers, but no server listens there.
 bool is_refusal(const Error& error) { return error.system_error == ECONNREFUSED; }
 
+/// The backend of a proxy: a ProxyLink with a loop, a socket and timers. Its fields are the state of one reconnection
+/// (dial, pause, since when, why) beside the link itself.
 class Upstream : public Backend {
  public:
   Upstream(Loop& loop, const StoreServerOptions& options, Deliver deliver)

@@ -25,6 +25,7 @@ namespace {
 
 constexpr Duration kDescriptorTimeout = std::chrono::milliseconds(100);
 
+/// Seven of its private functions implement LinkBase.
 class ShmLink final : public LinkBase {
  public:
   ShmLink(Loop& loop, NegotiatedLink negotiated)

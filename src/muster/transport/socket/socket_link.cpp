@@ -38,6 +38,8 @@ constexpr size_t kMaxCloseSearch = size_t{64} << 20;
 
 static_assert(kReadAheadBytes >= kFrameHeaderBytes + kMaxControlFrame);
 
+/// It has many small functions and fields, because a write or a read may stop anywhere: in a header, a control message
+/// or a payload. Each direction then continues from its fields.
 class SocketLink final : public LinkBase {
  public:
   SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind);
