@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "muster/base/check.h"
 #include "muster/io/host_identity.h"
@@ -49,17 +48,14 @@ HostComm::HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, 
       progress_(std::move(progress)),
       // Many parked ranks that drive their links often would leave no time for the ranks that work.
       park_slice_(kParkSlice * std::max(1, size / kMaxFlatRanks)),
-      own_cores_(size <= usable_cores()),  // until the cores of the other ranks are known
-      core_set_{},
+      rank_cores_(*memory_, rank, size),
       // The ranks that share a core take turns, so one yield may last one turn of each of them.
-      adaptive_wait_(own_cores_, kMaxTurn * std::max(1, size / usable_cores())),
+      adaptive_wait_(rank_cores_.has_own_cores(), kMaxTurn * std::max(1, size / usable_cores())),
       seen_steps_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
-      cores_(static_cast<size_t>(size)),
       pid_namespace_(pid_namespace()) {
   HostCommRank& own = memory_->rank(rank_);
   own.pid = getpid();
-  publish_core_set();
 }
 
 void HostComm::open(const Tag& tag) {
@@ -88,7 +84,7 @@ void HostComm::publish() {
   own.fingerprint = fingerprint_;
   own.all_published_step = all_published_step_;
   own.direct = own_direct_;
-  if (step_ % kStepsPerCoreUpdate == 0) publish_cpu();
+  if (step_ % kStepsPerCoreUpdate == 0) rank_cores_.publish();
   publish_word(own.step, step_);
 }
 
@@ -189,60 +185,10 @@ Result<> HostComm::wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t ste
   const auto reached = [&] { return at_least(word.load(std::memory_order_acquire), step); };
   if (reached()) return {};
   if (adaptive_wait_.spin(reached)) return {};
-  if (idle_spins_++ % kIdleSpinsPerCoreCheck == 0) learn_core_sets();
-  if (own_cores_) migrate_away_from(owner);
+  if (rank_cores_.recheck_after_idle_spin()) adaptive_wait_.set_own_core(rank_cores_.has_own_cores());
+  if (rank_cores_.has_own_cores()) rank_cores_.migrate_away_from(owner);
   if (adaptive_wait_.yield(reached)) return {};
   return park(word, owner, step, deadline);
-}
-
-void HostComm::publish_cpu() {
-  const uint32_t core = CpuMigrator::current();
-  if (core == core_) return;
-  core_ = core;
-  memory_->rank(rank_).core.store(core, std::memory_order_relaxed);
-  if (core < CPU_SETSIZE && !CPU_ISSET(core, &core_set_)) publish_core_set();  // this rank was bound to other cores
-}
-
-void HostComm::publish_core_set() {
-  const cpu_set_t now = usable_core_set();
-  if (CPU_EQUAL(&now, &core_set_)) return;
-  core_set_ = now;
-  const auto words = std::bit_cast<std::array<uint64_t, sizeof(now) / sizeof(uint64_t)>>(now);
-  auto& shared = memory_->rank(rank_).usable_cores;
-  for (size_t i = 0; i < words.size(); ++i) shared[i].store(words[i], std::memory_order_relaxed);
-}
-
-/// Each rank may be bound to a few cores. So this function counts the cores that the ranks together may use.
-void HostComm::learn_core_sets() {
-  publish_core_set();
-  std::array<uint64_t, sizeof(cpu_set_t) / sizeof(uint64_t)> together{};
-  for (Rank peer = 0; peer < size_; ++peer) {
-    uint64_t any = 0;
-    for (size_t i = 0; i < together.size(); ++i) {
-      const uint64_t word = memory_->rank(peer).usable_cores[i].load(std::memory_order_relaxed);
-      together[i] |= word;
-      any |= word;
-    }
-    if (any == 0) {  // this rank has not attached yet
-      idle_spins_ = 0;
-      return;
-    }
-  }
-  int cores = 0;
-  for (const uint64_t word : together) cores += std::popcount(word);
-  const bool own = size_ <= cores;
-  if (own == own_cores_) return;
-  own_cores_ = own;
-  adaptive_wait_.set_own_core(own);
-}
-
-/// If the awaited rank uses this thread's core, migrates to a core that no rank uses.
-void HostComm::migrate_away_from(Rank awaited) {
-  publish_cpu();
-  if (memory_->rank(awaited).core.load(std::memory_order_relaxed) != core_) return;
-  for (Rank peer = 0; peer < size_; ++peer) cores_[peer] = memory_->rank(peer).core.load(std::memory_order_relaxed);
-  cpu_migrator_.migrate_away(cores_);
-  publish_cpu();
 }
 
 Result<> HostComm::park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline) {

@@ -10,9 +10,9 @@
 #include "muster/base/clock.h"
 #include "muster/base/wait_policy.h"
 #include "muster/shm/arena.h"
-#include "muster/shm/cpu_migrator.h"
 #include "muster/shm/host_comm_memory.h"
 #include "muster/shm/peer_memory.h"
+#include "muster/shm/rank_cores.h"
 
 namespace muster {
 
@@ -65,9 +65,8 @@ class HostComm {
   /// there, n waits at each of n ranks would mostly cost context switches.
   bool has_leader() const { return memory_->has_leader(); }
 
-  /// True if there is a core for each rank, as far as this rank knows. It counts the cores that the ranks together may
-  /// use, because each may be bound to a few, and counts again from time to time while waits are long.
-  bool has_own_cores() const { return own_cores_; }
+  /// See RankCores.
+  bool has_own_cores() const { return rank_cores_.has_own_cores(); }
 
   /// Begins a call: the steps from now on belong to it.
   void open(const Tag& tag);
@@ -149,10 +148,6 @@ class HostComm {
   Result<> wait_for_others(uint32_t step, const Deadline& deadline, bool compare);
   tl::unexpected<Error> mismatch_error(Rank peer, uint32_t step);
   Result<> wait_on(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
-  void publish_cpu();
-  void publish_core_set();
-  void learn_core_sets();
-  void migrate_away_from(Rank awaited);
   Result<> park(std::atomic<uint32_t>& word, Rank owner, uint32_t step, const Deadline& deadline);
   void publish_word(std::atomic<uint32_t>& word, uint32_t step);
   tl::unexpected<Error> timeout_error(Rank awaited, uint32_t step) const;
@@ -168,15 +163,10 @@ class HostComm {
   uint32_t all_published_step_ = 0;  ///< a step that all ranks have published, as far as this rank knows
   uint32_t refreshed_step_ = 0;      ///< of the last refresh()
   const Duration park_slice_;
-  bool own_cores_;
-  cpu_set_t core_set_;  ///< as published
-  CpuMigrator cpu_migrator_;
-  uint32_t core_ = ~0U;
+  RankCores rank_cores_;
   AdaptiveWait adaptive_wait_;
-  uint32_t idle_spins_ = 0;
   std::vector<uint32_t> seen_steps_;  ///< by rank: the last step that this rank saw published. Saves cache misses
   std::vector<const void*> pointers_;
-  std::vector<uint32_t> cores_;  ///< by rank; scratch space of migrate_away_from()
   std::shared_ptr<Arena> arena_;
   PeerMemory peer_memory_;
   const uint64_t pid_namespace_;
