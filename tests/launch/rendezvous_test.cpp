@@ -172,6 +172,23 @@ TEST_F(Rendezvouses, ReportsMissingNodesToWaitingNodes) {
   EXPECT_THAT(end.back().outcome.report, HasSubstr("of 5 nodes, nodes 1, 2, 4 did not come within 100 s"));
 }
 
+TEST_F(Rendezvouses, CountsTheNodesOfAnElasticJob) {
+  make(1, 2);
+  join("a");
+  EXPECT_EQ(rendezvous_->progress(), "1 of at most 2 nodes are here; waiting for more");
+  join("b");
+  EXPECT_EQ(rendezvous_->progress(), "2 of at most 2 nodes are here");
+  join("c");
+  EXPECT_EQ(rendezvous_->progress(), "2 of at most 2 nodes are here, and 1 spare");
+}
+
+TEST_F(Rendezvouses, CountsTheWorkersOfAJobThatStarts) {
+  make(1, 1);
+  const auto events = join("a");
+  ASSERT_THAT(events, Are(Kind::kStart));
+  EXPECT_EQ(events.front().text, "1 node, 1 worker");
+}
+
 TEST_F(Rendezvouses, ReportsMissingNodesToAReplacement) {
   options_.join_timeout = 100s;
   make(5, 5);

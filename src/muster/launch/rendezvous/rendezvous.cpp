@@ -228,8 +228,9 @@ void JobRendezvous::start() {
   began_ = true;
   ++generation_;
   assign(choose());
-  std::string text = fmt::format("{} {}, {} workers", places_.size(), places_.size() == 1 ? "node" : "nodes",
-                                 places_.front().second.place.world_size);
+  const int workers = places_.front().second.place.world_size;
+  std::string text = fmt::format("{} {}, {} {}", places_.size(), places_.size() == 1 ? "node" : "nodes", workers,
+                                 workers == 1 ? "worker" : "workers");
   if (options_.max_restarts > 0) text += fmt::format(", restart {} of {}", restarts_, options_.max_restarts);
   emit({JobEvent::Kind::kStart, generation_, "", std::move(text)});
 }
@@ -354,8 +355,13 @@ std::vector<int> JobRendezvous::missing_ranks() const {
 
 std::string JobRendezvous::progress() const {
   const int there = eligible();
-  if (elastic() && there >= options_.min_nodes)
-    return fmt::format("{} of at most {} nodes are here; waiting for more", there, options_.max_nodes);
+  if (elastic() && there >= options_.min_nodes) {
+    const int spare = there - options_.max_nodes;
+    return fmt::format("{} of at most {} nodes are here{}", std::min(there, options_.max_nodes), options_.max_nodes,
+                       spare < 0    ? "; waiting for more"
+                       : spare == 0 ? ""
+                                    : fmt::format(", and {} spare", spare));
+  }
   std::string text = fmt::format("{} of {}{} nodes are here", there, elastic() ? "at least " : "", options_.min_nodes);
   if (const auto missing = missing_ranks(); !elastic() && !missing.empty()) {
     text += "; missing: " + rank_list(missing);
