@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "muster/collective/cost/cost.h"
 #include "muster/collective/schedule/rounds.h"
 #include "muster/group/explain.h"
 
