@@ -61,7 +61,7 @@ bench: build
 
 TORCH ?= OFF
 asan tsan: setup
-	@$(STAGE) "$@ configure" -- cmake --preset $@ -DMUSTER_BUILD_TORCH=$(TORCH)
+	@$(STAGE) "$@ configure" -- cmake --preset $@ -DMUSTER_BUILD_TORCH=$(TORCH) $(if $(filter ON,$(TORCH)),-DCMAKE_UNITY_BUILD=ON)
 	@$(STAGE) "$@ build" -- cmake --build --preset $@ -j $(JOBS)
 	@$(STAGE) "$@ ctest" --summary 'tests passed|Total Test time' -- ctest --preset $@ -j $(JOBS)
 
