@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     else:
         items[:] = [item for item in items if item.path.name not in QUICK or _is_quick(item)]
     for item in items:
+        if item.path.name in QUICK:
+            item.add_marker(pytest.mark.slow)
         reason = SKIPPED.get(item.path.name, {}).get(item.name)
         if reason is not None and "TestMuster" in item.nodeid:
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -56,7 +56,7 @@ SLOW_FILES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(SLOW_FILES)}
     for item in items:
-        if item.path.stem in places or item.path.parent.name == "peer":
+        if item.path.stem in places:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 

@@ -21,7 +21,7 @@ class RankCores {
   bool has_own_cores() const { return own_cores_; }
   /// Publishes the core that this thread runs on.
   void publish();
-  /// Call this after a spin in vain. It counts the cores again, once in a while. True if has_own_cores() has changed.
+  /// Call this after a spin that did not succeed. Sometimes it counts the cores again. True if has_own_cores() changed.
   bool recheck_after_idle_spin();
   /// If the awaited rank uses this thread's core, migrates to a core that no rank uses.
   void migrate_away_from(Rank awaited);
