@@ -3,6 +3,7 @@
 # make test-slow   the Python tests that kill, install, measure and run the documents; CI runs these, fuzz and soak, too
 # make bench   muster beside its peers, in one run        make format   clang-format and ruff over the sources
 # make asan, make tsan   the core's tests under sanitizers, with TORCH=ON muster::torch's too (slow)
+# make non-unity   all sources and tests compiled one by one, because a unity build hides missing includes (slow)
 # make tidy    clang-tidy over the core (slow)
 # make arm64   the core's tests for arm64, cross-compiled and run under qemu-user (Debian)
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
@@ -18,7 +19,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test test-slow bench format asan tsan fuzz soak arm64 peer nightly wheel docs tidy clean setup build lint
+.PHONY: demo test test-slow bench format asan tsan non-unity fuzz soak arm64 peer nightly wheel docs tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -61,16 +62,20 @@ bench: build
 
 TORCH ?= OFF
 asan tsan: setup
-	@$(STAGE) "$@ configure" -- cmake --preset $@ -DMUSTER_BUILD_TORCH=$(TORCH) $(if $(filter ON,$(TORCH)),-DCMAKE_UNITY_BUILD=ON)
+	@$(STAGE) "$@ configure" -- cmake --preset $@ -DMUSTER_BUILD_TORCH=$(TORCH)
 	@$(STAGE) "$@ build" -- cmake --build --preset $@ -j $(JOBS)
 	@$(STAGE) "$@ ctest" --summary 'tests passed|Total Test time' -- ctest --preset $@ -j $(JOBS)
+
+non-unity: setup
+	@$(STAGE) "$@ configure" -- cmake --preset tidy -DMUSTER_BUILD_TORCH=ON
+	@$(STAGE) "$@ build" -- cmake --build build/tidy -j $(JOBS)
 
 FUZZ_SEED ?= 1
 FUZZ_SECONDS ?= 60
 fuzz: setup
-	@$(STAGE) "fuzz configure" -- cmake --preset asan -DMUSTER_FUZZ_SEED=$(FUZZ_SEED) -DMUSTER_FUZZ_SECONDS=$(FUZZ_SECONDS)
-	@$(STAGE) "fuzz build" -- cmake --build --preset asan --target fuzzers muster -j $(JOBS)
-	@$(STAGE) "fuzz ctest" --summary 'tests passed|Total Test time' -- ctest --preset asan -R fuzz -j $(JOBS)
+	@$(STAGE) "fuzz configure" -- cmake --preset fuzz -DMUSTER_FUZZ_SEED=$(FUZZ_SEED) -DMUSTER_FUZZ_SECONDS=$(FUZZ_SECONDS)
+	@$(STAGE) "fuzz build" -- cmake --build --preset fuzz --target fuzzers muster -j $(JOBS)
+	@$(STAGE) "fuzz ctest" --summary 'tests passed|Total Test time' -- ctest --preset fuzz -R fuzz -j $(JOBS)
 
 SECONDS ?= 1800
 soak: build

@@ -3,6 +3,9 @@ option(MUSTER_BUILD_TORCH "Build muster::torch (needs libtorch)" ON)
 option(MUSTER_BUILD_PYTHON "Build the Python extension (needs torch and Python headers)" OFF)
 option(MUSTER_BUILD_FUZZERS "Build the fuzz targets (clang: libFuzzer; otherwise a seeded mutator)" ON)
 option(MUSTER_WERROR "Treat warnings as errors, as CI does" OFF)
+# Headers take most of the time of compiling any file. Preset "tidy" turns this off.
+option(CMAKE_UNITY_BUILD "Compile ten files together" ON)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 10)
 set(MUSTER_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
 
 set(CMAKE_CXX_STANDARD 20)
