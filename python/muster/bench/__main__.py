@@ -9,12 +9,33 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Protocol, cast
 
-from muster.bench import plot
-from muster.bench.benches import BENCHES
+from muster.bench import collectives, ddp, launch, mpi, network, plot, startup_load, store
 from muster.bench.operations import OPERATIONS
 from muster.bench.report import BenchFailedError, Row, Table, write_json, write_markdown
+
+
+class Bench(Protocol):
+    """The attributes of a benchmark's module."""
+
+    SUMMARY: str
+    PEERS: tuple[str, ...]
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> Iterator[Row]: ...
+
+
+BENCHES: dict[str, Bench] = {
+    "collectives": collectives,
+    "network": network,
+    "ddp": ddp,
+    "mpi": mpi,
+    "launch": launch,
+    "store": store,
+    "startup-load": startup_load,
+}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -108,7 +129,7 @@ def main(arguments: list[str]) -> int:
     if options.markdown:
         write_markdown(options.markdown, rows)
     if options.plot and rows:
-        bench.write_plot(options.plot, rows)
+        plot.write_plot(options.plot, rows)
         print(f"drawn: {options.plot}")
     return 0
 

@@ -8,13 +8,9 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from muster.bench.measuring import measure
 from muster.bench.operations import OPERATIONS
-from muster.bench.plot import write_size_plot as write_plot
 from muster.bench.ranks import run_ranks
 from muster.bench.report import Row, bus_bandwidth, parse_names, parse_numbers, parse_size
-
-__all__ = ["PEERS", "SUMMARY", "add_arguments", "measure", "run", "write_plot"]
 
 SUMMARY = "every collective and send/recv over processes of this host, against gloo"
 PEERS: tuple[str, ...] = ("gloo",)
@@ -52,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     }
     for ranks in counts:
         rows = []
-        for result in run_ranks("collectives", ranks, options, arguments.timeout, load=arguments.load):
+        for result in run_ranks("measuring", ranks, options, arguments.timeout, load=arguments.load):
             rows.append(_row(ranks, arguments.vs, result))
             yield rows[-1]
             if result.get("late"):

@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from muster.bench.ddp_models import MODELS
-from muster.bench.ddp_training import FLOAT32, measure
+from muster.bench.ddp_training import FLOAT32
 from muster.bench.namespaces import INTERFACE, check_rate, two_nodes
-from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.ranks import Place, run_ranks
 from muster.bench.report import Row, parse_names
-
-__all__ = ["PEERS", "SUMMARY", "add_arguments", "measure", "run", "write_plot"]
 
 SUMMARY = "training steps with muster's DDP, against torch's over gloo, and torch's over muster's backend"
 PEERS: tuple[str, ...] = ("gloo",)
@@ -62,7 +59,7 @@ def _measured(
 ) -> dict[str, Any]:
     """Returns the result of rank 0."""
     options = {"variants": VARIANTS, "rounds": 5 if arguments.quick else 21, "timeout": arguments.timeout, **options}
-    (result,) = run_ranks("ddp", ranks, options, arguments.timeout, place)
+    (result,) = run_ranks("ddp_training", ranks, options, arguments.timeout, place)
     return result
 
 

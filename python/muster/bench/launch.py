@@ -16,10 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.report import BenchFailedError, Row
-
-__all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 
 SUMMARY = "from the command to the workers' first barrier, and from a killed worker to the next, against torchrun"
 PEERS: tuple[str, ...] = ("torchrun",)

@@ -16,8 +16,6 @@ from muster.bench.memory import COLD_FROM, cold_pool_bytes, copying, in_turn, ma
 from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
 from muster.bench.timing import interleave, interleave_calls
 
-__all__ = ["measure"]
-
 
 @dataclass
 class Variant:

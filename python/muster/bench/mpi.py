@@ -14,11 +14,8 @@ from muster.bench.collectives import BUFFERS, means
 from muster.bench.jobs import MPIS, OWN, Job, available, running
 from muster.bench.memory import COLD_FROM, cold_pool_bytes, slots
 from muster.bench.operations import OPERATIONS
-from muster.bench.plot import write_size_plot as write_plot
 from muster.bench.report import BenchFailedError, Row, bus_bandwidth, parse_names, parse_numbers, parse_size
 from muster.bench.timing import find_repeats
-
-__all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 
 SUMMARY = "collectives called from C++ over processes of this host, against Open MPI and MPICH"
 PEERS: tuple[str, ...] = ("all", *MPIS)

@@ -17,11 +17,8 @@ from muster.bench.loading import Figures
 from muster.bench.memory import make_tensors
 from muster.bench.namespaces import INTERFACE, check_rate, sent_bytes, two_nodes
 from muster.bench.operations import OPERATIONS
-from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.ranks import Place, run_ranks
 from muster.bench.report import Row, bus_bandwidth, format_size, parse_numbers, parse_size
-
-__all__ = ["PEERS", "SUMMARY", "add_arguments", "measure", "run", "write_plot"]
 
 SUMMARY = "collectives between two network namespaces, against gloo over TCP, and the bytes that cross"
 PEERS: tuple[str, ...] = ("gloo",)

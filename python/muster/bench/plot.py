@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from muster.bench.report import Row, format_size
+from muster.bench.report import WITH_SIZES, Row, format_size
 
 MUSTER, PEER, FLOOR = "#1b6ca8", "#c8553d", "#8a8a8a"
 SUFFIXES = (".png", ".pdf", ".svg")
@@ -33,7 +33,12 @@ def _panels(path: Path, lines: int, columns: int, width: float, height: float) -
     plt.close(figure)
 
 
-def write_size_plot(path: Path, rows: list[Row]) -> None:
+def write_plot(path: Path, rows: list[Row]) -> None:
+    """Draws times by size if the table has a column for sizes, else ratios."""
+    (_write_size_plot if rows[0].bench in WITH_SIZES else _write_ratio_plot)(path, rows)
+
+
+def _write_size_plot(path: Path, rows: list[Row]) -> None:
     """Draws time by size: a line of panels for each operation, a panel for each number of ranks."""
     rows = [row for row in rows if row.bytes]
     cases, counts = list(dict.fromkeys(row.case for row in rows)), sorted({row.ranks for row in rows})
@@ -70,7 +75,7 @@ def _draw_sizes(panel: Any, rows: list[Row]) -> None:
     panel.margins(y=0.12)
 
 
-def write_ratio_plot(path: Path, rows: list[Row]) -> None:
+def _write_ratio_plot(path: Path, rows: list[Row]) -> None:
     """Draws how many times better than the peer muster is: a bar for each row with a ratio."""
     shown = [row for row in rows if row.ratio][::-1]
     with _panels(path, 1, 1, 9, 1.4 + 0.24 * len(shown)) as ((panel,),):

@@ -28,7 +28,7 @@ class Place:
 
 
 def run_ranks(
-    bench: str,
+    module: str,
     ranks: int,
     parameters: dict[str, Any],
     timeout: float,
@@ -37,6 +37,7 @@ def run_ranks(
 ) -> Iterator[dict[str, Any]]:
     """Starts `ranks` processes of muster.bench.worker and yields the results of rank 0. Leaves no process behind.
 
+    module: of muster.bench; it has a function measure().
     timeout: in seconds, for the whole benchmark. load: the number of busy processes that run in the background.
     """
     deadline = time.monotonic() + timeout
@@ -52,7 +53,7 @@ def run_ranks(
                 busy.append(subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]))
             for rank in range(ranks):
                 log = stack.enter_context(open(_log(folder, rank), "wb"))
-                workers.append(_start(place(rank), bench, rank, ranks, folder, parameters, writing, log))
+                workers.append(_start(place(rank), module, rank, ranks, folder, parameters, writing, log))
         finally:
             os.close(writing)
         for line in _lines(reading, workers, folder, deadline):
@@ -79,9 +80,9 @@ def _lines(reading: int, workers: list[subprocess.Popen[bytes]], folder: str, de
 
 
 def _start(
-    place: Place, bench: str, rank: int, ranks: int, folder: str, parameters: dict[str, Any], report: int, log: Any
+    place: Place, module: str, rank: int, ranks: int, folder: str, parameters: dict[str, Any], report: int, log: Any
 ) -> subprocess.Popen[bytes]:
-    command = [*place.prefix, sys.executable, "-m", "muster.bench.worker", bench, str(rank), str(ranks), folder]
+    command = [*place.prefix, sys.executable, "-m", "muster.bench.worker", module, str(rank), str(ranks), folder]
     command += [json.dumps(parameters), str(report) if rank == 0 else "-1"]
     environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | place.environment
     return subprocess.Popen(

@@ -87,6 +87,8 @@ def bus_bandwidth(count: int, factor: float, microseconds: float) -> float | Non
     return count * factor / (microseconds * 1e3) if count and microseconds else None
 
 
+# The benchmarks whose rows have a size and a kind of buffers.
+WITH_SIZES = ("collectives", "mpi")
 # The names that `also` of a benchmark's rows may have.
 _ALSO = {
     "collectives": ("shared", "direct"),
@@ -98,13 +100,13 @@ _ALSO = {
 def _cells(row: Row) -> dict[str, str]:
     """Returns the cells of a row by the names of their columns. All rows of a benchmark have the same columns."""
     cells = {"case": row.case, "ranks": f"{row.ranks:,}"}
-    if row.bench in ("collectives", "mpi"):
+    if row.bench in WITH_SIZES:
         cells |= {"bytes": format_size(row.bytes) if row.bytes else "", "buffers": row.buffers}
     cells |= {"metric": row.metric, "muster": format_figure(row.muster, row.unit)}
     cells |= {row.peer_name: format_figure(row.peer, row.unit), "ratio": f"{row.ratio:.2f}x" if row.ratio else ""}
     cells["floor"] = format_figure(row.floor, row.unit)
     cells |= {name: format_figure(row.also.get(name), row.unit) for name in _ALSO.get(row.bench, ())}
-    if row.bench in ("collectives", "mpi", "network"):
+    if row.bench in (*WITH_SIZES, "network"):
         cells |= {"busbw GB/s": format_figure(row.busbw), "note": row.note}
     return cells
 

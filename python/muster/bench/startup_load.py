@@ -10,11 +10,8 @@ import sys
 from collections.abc import Iterator
 
 from muster.bench.loading import Figures, Metric, load, row_beside_torch
-from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.report import BenchFailedError, Row, parse_numbers
 from muster.bench.servers import Server, muster_server, torch_server
-
-__all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 
 SUMMARY = "a job's start-up at the store's root, through tiers and without"
 PEERS: tuple[str, ...] = ("tcpstore",)

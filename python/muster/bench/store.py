@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from muster.bench.loading import Figures, Metric, load, row_beside_torch
-from muster.bench.plot import write_ratio_plot as write_plot
 from muster.bench.report import BenchFailedError, Row, parse_names, parse_numbers
 from muster.bench.servers import Server, muster_server, torch_server
-
-__all__ = ["PEERS", "SUMMARY", "add_arguments", "run", "write_plot"]
 
 SUMMARY = "the store's server, against torch's libuv TCPStore"
 PEERS: tuple[str, ...] = ("tcpstore",)

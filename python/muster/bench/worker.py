@@ -1,4 +1,4 @@
-"""One rank of a benchmark: runs the benchmark's measure() with groups over muster and over the peer."""
+"""One rank of a benchmark: runs the measure() of a module with groups over muster and over the peer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.bench.groups import Groups
 
 
 def main() -> None:
-    bench, rank, ranks, folder, parameters, report = sys.argv[1:]
+    module, rank, ranks, folder, parameters, report = sys.argv[1:]
     options = json.loads(parameters)
     if options.get("bind"):
         cores = sorted(os.sched_getaffinity(0))
@@ -24,7 +24,7 @@ def main() -> None:
     limit = timedelta(seconds=options["timeout"])
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(ranks), timeout=limit)
     # All ranks run the benchmark. Only the results of rank 0 are reported.
-    results = importlib.import_module(f"muster.bench.{bench}").measure(Groups(limit), options)
+    results = importlib.import_module(f"muster.bench.{module}").measure(Groups(limit), options)
     if report != "-1":
         with os.fdopen(int(report), "w") as pipe:
             for result in results:
