@@ -39,12 +39,13 @@ class Server:
     addresses: list[str]  # host:port, with PyTorch's protocol
     pid: int
     urls: list[str] = field(default_factory=list)  # with muster's protocol
+    secret: str = ""
 
 
 def find_program(name: str) -> str:
     """Returns the path of a program that is installed beside `muster`."""
-    folders = [str(Path(os.environ[v]).parent) for v in ("MUSTER_BIN",) if v in os.environ]
-    folders += [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    programs = (os.environ.get("MUSTER_BIN", sys.executable), sys.executable)
+    folders = [*(str(Path(program).parent) for program in programs), os.environ.get("PATH", os.defpath)]
     found = shutil.which(name, path=os.pathsep.join(folders))
     if found is None:
         raise BenchFailedError(f"there is no {name} beside muster; run `muster bench` instead of this module")
@@ -65,7 +66,7 @@ def muster_server(*options: str, secret: str = "") -> Iterator[Server]:
             if not said:
                 raise BenchFailedError(f"muster's store server does not run: {process.stderr.read().strip()}")
             addresses = json.loads(said)
-            yield Server(addresses["torch"], process.pid, addresses["muster"])
+            yield Server(addresses["torch"], process.pid, addresses["muster"], secret)
         finally:
             process.kill()
 

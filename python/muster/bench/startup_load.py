@@ -56,26 +56,29 @@ def _numbers(option: str, text: str | None, usual: list[int]) -> list[int]:
 
 def _startup(workers: int, exchange: str, arguments: argparse.Namespace) -> Iterator[Row]:
     with torch_server() as stock:
-        peer = _workers(stock, None, stock, workers, exchange, arguments.timeout)
-    secret = secrets.token_hex(32)
-    with muster_server(secret=secret) as root:
-        direct = _workers(root, root, root, workers, exchange, arguments.timeout, secret)
-    with _tiers(workers, secret) as (root, proxies):
-        tiers = _workers(proxies, root, root, workers, exchange, arguments.timeout, secret)
+        peer = _workers(stock, stock, workers, exchange, arguments.timeout)
+    with _root() as root:
+        direct = _workers(root, root, workers, exchange, arguments.timeout)
+    with _tiers(workers) as (root, proxies):
+        tiers = _workers(proxies, root, workers, exchange, arguments.timeout)
     case = f"start-up, {_EXCHANGES[exchange]}"
     yield from _rows(f"{case}, tiers", workers, tiers, peer)
     yield from _rows(f"{case}, no tiers", workers, direct, peer)
 
 
+def _root() -> contextlib.AbstractContextManager[Server]:
+    return muster_server(secret=secrets.token_hex(32))
+
+
 @contextlib.contextmanager
-def _tiers(workers: int, secret: str) -> Iterator[tuple[Server, Server]]:
+def _tiers(workers: int) -> Iterator[tuple[Server, Server]]:
     """Runs the tiers that a job of this size has by default."""
     nodes = -(-workers // _PER_NODE)
     with contextlib.ExitStack() as stack:
-        above = root = stack.enter_context(muster_server(secret=secret))
+        above = root = stack.enter_context(_root())
         if nodes > _MANY_NODES:
-            above = stack.enter_context(_proxies(root, -(-nodes // _fanout(nodes)), secret))
-        yield root, stack.enter_context(_proxies(above, nodes, secret))
+            above = stack.enter_context(_proxies(root, -(-nodes // _fanout(nodes))))
+        yield root, stack.enter_context(_proxies(above, nodes))
 
 
 def _fanout(nodes: int) -> int:
@@ -83,51 +86,53 @@ def _fanout(nodes: int) -> int:
     return math.ceil(math.sqrt(nodes))
 
 
-def _proxies(above: Server, count: int, secret: str) -> contextlib.AbstractContextManager[Server]:
-    return muster_server("--upstream", ",".join(above.urls), "--count", str(count), secret=secret)
+def _proxies(above: Server, count: int) -> contextlib.AbstractContextManager[Server]:
+    return muster_server("--upstream", ",".join(above.urls), "--count", str(count), secret=above.secret)
 
 
-def _workers(
-    asked: Server, stat: Server | None, root: Server, workers: int, exchange: str, timeout: float, secret: str = ""
-) -> Figures:
+def _workers(asked: Server, root: Server, workers: int, exchange: str, timeout: float) -> Figures:
     """Runs workers that use PyTorch's protocol with `asked`. A load has no agents, because its proxies have none."""
-    words = ["startup", "--servers", ",".join(asked.addresses), "--pid", str(root.pid), "--timeout", str(timeout)]
-    words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", exchange]
+    words = ["startup", "--servers", ",".join(asked.addresses)]
+    words += ["--root", root.urls[0]] if root.urls else []
     words += ["--no-agents"] if exchange == _LOAD_EXCHANGE else []
-    return load(words + (["--root", stat.urls[0]] if stat else []), secret)
+    return _load(words, root, workers, exchange, timeout)
+
+
+def _behind(root: Server, above: Server, workers: int, timeout: float) -> Figures:
+    """Runs simulated workers behind real proxies of `above`."""
+    words = ["storm", "--urls", ",".join(above.urls), "--root", root.urls[0]]
+    return _load(words, root, workers, _LOAD_EXCHANGE, timeout)
+
+
+def _load(words: list[str], root: Server, workers: int, exchange: str, timeout: float) -> Figures:
+    words += ["--pid", str(root.pid), "--workers", str(workers), "--workers-per-node", str(_PER_NODE)]
+    return load([*words, "--exchange", exchange, "--timeout", str(timeout)], root.secret)
 
 
 def _load_root(workers: int, arguments: argparse.Namespace) -> Iterator[Row]:
     case = "load, ring and tree"
-    peer: Figures = {}
-    try:
-        with torch_server() as stock:
-            peer = _workers(stock, None, stock, workers, _LOAD_EXCHANGE, arguments.timeout)
-    except BenchFailedError as error:
-        print(f"note: {workers:,} workers by themselves and torch's server: {error}", file=sys.stderr)
-    secret = secrets.token_hex(32)
-    with muster_server(secret=secret) as root:
-        yield from _rows(f"{case}, tiers", workers, _behind(root, root.urls, workers, arguments.timeout, secret), peer)
+    peer = _by_themselves("torch's", torch_server(), workers, arguments.timeout)
+    with _root() as root:
+        yield from _rows(f"{case}, tiers", workers, _behind(root, root, workers, arguments.timeout), peer)
     nodes = -(-workers // _PER_NODE)
     if fanout := _fanout(nodes) if arguments.fanout is None else arguments.fanout:
-        middles = -(-nodes // fanout)
-        with muster_server(secret=secret) as root, _proxies(root, middles, secret) as middle:
-            figures = _behind(root, middle.urls, workers, arguments.timeout, secret)
+        with _root() as root, _proxies(root, -(-nodes // fanout)) as middle:
+            figures = _behind(root, middle, workers, arguments.timeout)
             yield from _rows(f"{case}, middle tier", workers, figures, peer)
+    direct = _by_themselves("muster's", _root(), workers, arguments.timeout)
+    yield from _rows(f"{case}, no tiers", workers, direct, peer)
+
+
+def _by_themselves(
+    owner: str, starting: contextlib.AbstractContextManager[Server], workers: int, timeout: float
+) -> Figures:
+    """Runs simulated workers without proxies. If this fails, prints a note and returns no figures."""
     try:
-        with muster_server(secret=secret) as root:
-            direct = _workers(root, root, root, workers, _LOAD_EXCHANGE, arguments.timeout, secret)
+        with starting as server:
+            return _workers(server, server, workers, _LOAD_EXCHANGE, timeout)
     except BenchFailedError as error:
-        print(f"note: {workers:,} workers by themselves and muster's server: {error}", file=sys.stderr)
-    else:
-        yield from _rows(f"{case}, no tiers", workers, direct, peer)
-
-
-def _behind(root: Server, urls: list[str], workers: int, timeout: float, secret: str) -> Figures:
-    """Runs simulated workers behind real proxies of the servers at `urls`."""
-    words = ["storm", "--urls", ",".join(urls), "--root", root.urls[0], "--pid", str(root.pid)]
-    words += ["--workers", str(workers), "--workers-per-node", str(_PER_NODE), "--exchange", _LOAD_EXCHANGE]
-    return load([*words, "--timeout", str(timeout)], secret)
+        print(f"note: {workers:,} workers by themselves and {owner} server: {error}", file=sys.stderr)
+        return {}
 
 
 def _rows(case: str, workers: int, muster: Figures, peer: Figures) -> Iterator[Row]:
