@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from muster.bench.operations import OPERATIONS
-from muster.bench.ranks import run_ranks
+from muster.bench.ranks import Place, run_ranks
 from muster.bench.report import Row, bus_bandwidth, parse_names, parse_numbers, parse_size
 
 SUMMARY = "every collective and send/recv over processes of this host, against gloo"
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     }
     for ranks in counts:
         rows = []
-        for result in run_ranks("measuring", ranks, options, arguments.timeout, load=arguments.load):
+        for result in run_ranks("measuring", [Place()] * ranks, options, arguments.timeout, load=arguments.load):
             rows.append(_row(ranks, arguments.vs, result))
             yield rows[-1]
             if result.get("late"):
@@ -71,25 +71,26 @@ def common_options(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def time_row(
+    bench: str, op: str, ranks: int, size: int, microseconds: dict[str, float], peer_name: str, peer: float, **more: Any
+) -> Row:
+    """Takes muster's time and the floor out of `microseconds`. The rest is of other variants."""
+    muster, floor = (microseconds.pop(name, 0.0) for name in ("muster", "floor"))
+    busbw = bus_bandwidth(size, OPERATIONS[op].bus(ranks), muster)
+    times = (muster, peer, peer_name, floor)
+    return Row(bench, op, ranks, "time", "us", *times, bytes=size, busbw=busbw, also=microseconds, **more)
+
+
 def _row(ranks: int, peer: str, result: dict[str, Any]) -> Row:
     microseconds = {variant: 1e6 * seconds for variant, seconds in result["seconds"].items()}
-    muster, other = microseconds.pop("muster", 0.0), microseconds.pop(peer, 0.0)
-    return Row(
-        bench="collectives",
-        case=result["op"],
-        ranks=ranks,
-        bytes=result["bytes"],
-        metric="time",
-        unit="us",
-        muster=muster,
-        peer=other,
-        peer_name=peer,
-        floor=microseconds.pop("floor", 0.0),
-        busbw=bus_bandwidth(result["bytes"], OPERATIONS[result["op"]].bus(ranks), muster),
-        buffers=result["buffers"],
-        also=microseconds,
-        note="; ".join(f"{variant}: {reason}" for variant, reason in result["notes"].items()),
-    )
+    other = microseconds.pop(peer, 0.0)
+    more = {"buffers": result["buffers"], "note": note_of(result)}
+    return time_row("collectives", result["op"], ranks, result["bytes"], microseconds, peer, other, **more)
+
+
+def note_of(result: dict[str, Any]) -> str:
+    """Returns the reasons why figures are missing."""
+    return "; ".join(f"{variant}: {reason}" for variant, reason in result["notes"].items())
 
 
 def _late_row(row: Row, late: dict[str, float]) -> Row:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from muster.bench.ddp_models import MODELS, Case
 from muster.bench.groups import Groups
+from muster.bench.memory import copying
+from muster.bench.operations import Tensors
+from muster.bench.timing import in_rounds, time_calls
 
 # The first steps rebuild buckets and touch memory for the first time.
 _WARM_UP = 3
@@ -102,7 +104,7 @@ def _steps(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any
         if variant != "bare":
             calls[f"{variant} alone"] = trainer.step_alone
     size = trainers["bare"].gradient_bytes
-    calls["copy"] = _copying(size)
+    calls["copy"] = copying(Tensors(0, 1, *(torch.ones(size, dtype=torch.uint8) for _ in range(2))))
     times = interleave_steps(calls, options["rounds"])
     return {
         "bytes": size,
@@ -154,29 +156,12 @@ def interleave_steps(calls: dict[str, Callable[[], None]], rounds: int) -> dict[
     for call in calls.values():
         for _ in range(_WARM_UP):
             call()
-    times = torch.empty(rounds, len(calls), dtype=torch.float64)
-    for line in times:
-        for place, call in enumerate(calls.values()):
-            dist.barrier()
-            begin = time.perf_counter()
-            call()
-            line[place] = time.perf_counter() - begin
-    dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return dict(zip(calls, times.t().tolist(), strict=True))
+    return in_rounds({name: partial(time_calls, call) for name, call in calls.items()}, rounds)
 
 
 def _difference(longer: list[float], shorter: list[float]) -> float:
     """Returns the median difference of neighbors in time, so that a change in the machine's speed matters little."""
     return statistics.median(a - b for a, b in zip(longer, shorter, strict=True))
-
-
-def _copying(size: int) -> Callable[[], None]:
-    source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
-
-    def copy() -> None:
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), size)
-
-    return copy
 
 
 def _memory(case: Case, groups: Groups, options: dict[str, Any]) -> dict[str, Any]:

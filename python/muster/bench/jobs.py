@@ -36,32 +36,27 @@ class Job:
     """The ranks of one job. They block in read() between requests."""
 
     def __init__(self, name: str, ranks: int, folder: Path, timeout: float) -> None:
-        self.name = name
-        self._ranks, self._folder, self._timeout = ranks, folder, timeout
+        self.name, self.ranks = name, ranks
+        self._folder, self._timeout = folder, timeout
         self.processes: list[subprocess.Popen[bytes]] = []
         self._controls: list[socket.socket] = []
         self._log = (folder / f"{name}.log").open("wb")
-
-    def __len__(self) -> int:
-        return self._ranks
 
     def start(self) -> None:
         path = str(self._folder / self.name)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
-            listener.listen(self._ranks)
+            listener.listen(self.ranks)
             listener.settimeout(0.2)
+            environment = {**os.environ, **OWN.get(self.name, {})}
             for command in self._commands(path):
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=self._log,
-                    env={**os.environ, **OWN.get(self.name, {})},
+                self.processes.append(
+                    subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=environment
+                    )
                 )
-                self.processes.append(process)
             deadline = time.monotonic() + self._timeout
-            while len(self._controls) < self._ranks:
+            while len(self._controls) < self.ranks:
                 with contextlib.suppress(TimeoutError):
                     self._controls.append(listener.accept()[0])
                     self._controls[-1].settimeout(self._timeout)
@@ -106,8 +101,8 @@ class Job:
     def _commands(self, path: str) -> list[list[str]]:
         if self.name in OWN:
             program, store = find_program(PROGRAM), f"file://{self._folder}/{self.name}.store"
-            return [[program, path, str(rank), str(self._ranks), store] for rank in range(self._ranks)]
-        command = [f"mpirun.{self.name}", "-n", str(self._ranks), "-bind-to", "none"]  # the ranks bind themselves
+            return [[program, path, str(rank), str(self.ranks), store] for rank in range(self.ranks)]
+        command = [f"mpirun.{self.name}", "-n", str(self.ranks), "-bind-to", "none"]  # the ranks bind themselves
         if self.name == "openmpi":
             command.append("--oversubscribe")
             command += ["--allow-run-as-root"] if os.geteuid() == 0 else []

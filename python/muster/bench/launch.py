@@ -14,9 +14,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from muster.bench.report import BenchFailedError, Row
+from muster.bench.timing import in_rounds
 
 SUMMARY = "from the command to the workers' first barrier, and from a killed worker to the next, against torchrun"
 PEERS: tuple[str, ...] = ("torchrun",)
@@ -97,15 +99,13 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _starts(bench: Launching, repeats: int) -> Iterator[Row]:
-    times: dict[str, list[float]] = {name: [] for name in bench.variants}
-    shares: dict[str, list[float]] = {name: [] for name in bench.variants}
-    for _ in range(repeats):
-        for name, variant in bench.variants.items():
-            begin, workers = bench.start(variant)
-            times[name].append(max(worker.at for worker in workers) - begin)
-            shares[name].append(statistics.mean(worker.pss for worker in workers) / 2**20)
-    median = {name: statistics.median(values) for name, values in times.items()}
-    share = {name: statistics.median(values) for name, values in shares.items()}
+    jobs = in_rounds({name: partial(bench.start, variant) for name, variant in bench.variants.items()}, repeats)
+    median, share = {}, {}
+    for name, runs in jobs.items():
+        median[name] = statistics.median(max(worker.at for worker in workers) - begin for begin, workers in runs)
+        share[name] = (
+            statistics.median(statistics.mean(worker.pss for worker in workers) for _, workers in runs) / 2**20
+        )
     floors = {"zygote": bench.import_time(), "spawn": bench.import_time(), "warm": bench.fork_time()}
     for name, shown in (("zygote", "cold"), ("warm", "muster warm"), ("spawn", "--start-method spawn")):
         yield bench.row(
@@ -116,11 +116,8 @@ def _starts(bench: Launching, repeats: int) -> Iterator[Row]:
 
 
 def _restarts(bench: Launching, repeats: int) -> Iterator[Row]:
-    times: dict[str, list[float]] = {"torchrun": [], "zygote": []}
-    for _ in range(repeats):
-        for name, values in times.items():
-            values.append(bench.restart(bench.variants[name]))
-    peer, muster = (statistics.median(values) for values in times.values())
+    restarts = {name: partial(bench.restart, bench.variants[name]) for name in ("torchrun", "zygote")}
+    peer, muster = (statistics.median(times) for times in in_rounds(restarts, repeats).values())
     yield bench.row("SIGKILL of one worker to next barrier", "time", "s", muster, peer, bench.fork_time())
 
 
@@ -173,8 +170,7 @@ class Launching:
         """Returns the time of the command, and the workers at their first barrier."""
         with self._job(variant, [], stay=False) as (begin, process, folder):
             workers = self._await(process, folder, restarts=0)
-            self._finish(process, folder)
-            return begin, workers
+        return begin, workers
 
     def restart(self, variant: Variant) -> float:
         """Returns the seconds from the kill of one worker to the next barrier of all workers."""
@@ -183,26 +179,22 @@ class Launching:
             begin = time.monotonic()
             os.kill(workers[1].pid, signal.SIGKILL)
             again = self._await(process, folder, restarts=1)
-            self._finish(process, folder)
-            return max(worker.at for worker in again) - begin
+        return max(worker.at for worker in again) - begin
 
     @contextlib.contextmanager
     def _job(
         self, variant: Variant, options: list[str], stay: bool
     ) -> Iterator[tuple[float, subprocess.Popen[bytes], Path]]:
+        """Yields the time of the command, and the job, which must end after the block."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         words = [*variant.command, *options, str(self._script), variant.backend, str(folder), str(int(stay))]
+        environment = {**self._environment, **variant.environment}
         with open(folder / "log", "wb") as log:
             begin = time.monotonic()
-            process = subprocess.Popen(
-                words,
-                env={**self._environment, **variant.environment},
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-            )
+            process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
             yield begin, process, folder
+            self._finish(process, folder)
         finally:
             _end(process)
 

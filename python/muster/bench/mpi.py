@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import statistics
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from muster.bench.collectives import BUFFERS, means
+from muster.bench.collectives import BUFFERS, means, time_row
 from muster.bench.jobs import MPIS, OWN, Job, available, running
 from muster.bench.memory import COLD_FROM, cold_pool_bytes, slots
-from muster.bench.operations import OPERATIONS
-from muster.bench.report import BenchFailedError, Row, bus_bandwidth, parse_names, parse_numbers, parse_size
-from muster.bench.timing import find_repeats
+from muster.bench.report import BenchFailedError, Row, parse_names, parse_numbers, parse_size
+from muster.bench.timing import find_repeats, in_rounds
 
 SUMMARY = "collectives called from C++ over processes of this host, against Open MPI and MPICH"
 PEERS: tuple[str, ...] = ("all", *MPIS)
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier")
 _MAX_REPEATS = 1_000_000
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A job and the memory that it works on."""
-
-    job: str
-    memory: str = "ordinary"
-
-
-VARIANTS = {
-    **{job: Variant(job) for job in OWN},
-    "shared": Variant("muster", "own"),
-    **{mpi: Variant(mpi) for mpi in MPIS},
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,29 +57,22 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 def _measure(jobs: dict[str, Job], op: str, size: int, buffers: str, quick: bool) -> Row:
     count = slots(size, cold_pool_bytes()) if buffers == "cold" else 1
     rounds, seconds = (3, 0.03) if quick else (7, 0.15)
-    variants = {name: variant for name, variant in VARIANTS.items() if variant.job in jobs}
-    times: dict[str, list[float]] = {}
-    repeats: dict[str, int] = {}
+    microseconds: dict[str, float] = {}
     moved = 0
-    # A job holds the memory of one variant at a time, so `shared` is measured after the rest.
-    shared = {"shared": variants.pop("shared")}
-    for group in (variants, shared):
-        ready = {}
-        for name, variant in group.items():
-            answers = set(jobs[variant.job].ask("prepare", op, size, 1, count, variant.memory))
+    # A job holds one kind of memory at a time, so `shared` is measured after the rest.
+    for memory, variants in (("ordinary", jobs), ("own", {"shared": jobs["muster"]})):
+        timed: dict[str, Callable[[int], float]] = {}
+        for name, job in variants.items():
+            answers = set(job.ask("prepare", op, size, 1, count, memory))
             if answers != {"refused"}:
-                ready[name] = jobs[variant.job], "run"
+                timed[name] = partial(_time, job, "run", op, size, count)
                 moved = int(answers.pop())
-        if "muster" in ready and size:
-            ready["floor"] = jobs["muster"], "copy"
-        for name, (job, verb) in ready.items():
-            timed = functools.partial(_time, job, verb, op, size, count)
-            repeats[name] = find_repeats(timed, seconds, _MAX_REPEATS)
-        for _ in range(rounds):
-            for name, (job, verb) in ready.items():
-                taken = _time(job, verb, op, size, count, repeats[name])
-                times.setdefault(name, []).append(taken / repeats[name])
-    return _row(op, len(jobs["muster"]), moved, buffers, {n: 1e6 * statistics.median(t) for n, t in times.items()})
+        if "muster" in timed and size:
+            timed["floor"] = partial(_time, jobs["muster"], "copy", op, size, count)
+        repeats = {name: find_repeats(each, seconds, _MAX_REPEATS) for name, each in timed.items()}
+        times = in_rounds({name: partial(each, repeats[name]) for name, each in timed.items()}, rounds)
+        microseconds |= {name: 1e6 * statistics.median(taken) / repeats[name] for name, taken in times.items()}
+    return _row(op, jobs["muster"].ranks, moved, buffers, microseconds)
 
 
 def _time(job: Job, verb: str, op: str, size: int, count: int, repeats: int) -> float:
@@ -106,21 +82,6 @@ def _time(job: Job, verb: str, op: str, size: int, count: int, repeats: int) -> 
 
 def _row(op: str, ranks: int, size: int, buffers: str, microseconds: dict[str, float]) -> Row:
     """Returns a row whose ratio compares muster with the fastest MPI."""
-    muster = microseconds["muster"]
     best = min(microseconds[mpi] for mpi in MPIS if mpi in microseconds)
     size = size if op != "barrier" else 0
-    return Row(
-        bench="mpi",
-        case=op,
-        ranks=ranks,
-        bytes=size,
-        metric="time",
-        unit="us",
-        muster=muster,
-        peer=best,
-        peer_name="best MPI",
-        floor=microseconds.get("floor", 0.0),
-        busbw=bus_bandwidth(size, OPERATIONS[op].bus(ranks), muster),
-        buffers=buffers,
-        also={name: value for name, value in microseconds.items() if name not in ("muster", "floor")},
-    )
+    return time_row("mpi", op, ranks, size, microseconds, "best MPI", best, buffers=buffers)

@@ -46,12 +46,12 @@ def two_nodes(rate: str = "", connection_rate: str = "") -> Iterator[list[Node]]
     first, second = (node.namespace for node in nodes)
     try:
         for node in nodes:
-            _ip("netns", "add", node.namespace)
-        _ip("link", "add", INTERFACE, "netns", first, "type", "veth", "peer", "name", INTERFACE, "netns", second)
+            _run("ip", "netns", "add", node.namespace)
+        _run("ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", "name", INTERFACE, "netns", second)
         for node in nodes:
-            _ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", INTERFACE)
+            _run("ip", "-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", INTERFACE)
             for device in ("lo", INTERFACE):
-                _ip("-n", node.namespace, "link", "set", device, "up")
+                _run("ip", "-n", node.namespace, "link", "set", device, "up")
             if rate:
                 _tc(node, "qdisc", "root", "tbf", "rate", rate, "burst", "128k", "latency", "50ms")
             if connection_rate:
@@ -60,10 +60,6 @@ def two_nodes(rate: str = "", connection_rate: str = "") -> Iterator[list[Node]]
     finally:
         for node in nodes:
             subprocess.run(["ip", "netns", "del", node.namespace], capture_output=True, timeout=30)
-
-
-def _ip(*words: str) -> None:
-    _run("ip", *words)
 
 
 def _limit_connections(node: Node, rate: str) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from muster.bench import measuring
-from muster.bench.collectives import common_options
+from muster.bench.collectives import common_options, note_of
 from muster.bench.groups import Groups
 from muster.bench.loading import Figures
 from muster.bench.memory import make_tensors
@@ -60,13 +60,10 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     for local, streams in itertools.product(*numbers):
         with two_nodes(connection_rate=arguments.connection_rate) as nodes:
             environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "MUSTER_TCP_STREAMS": str(streams)}
-
-            def place(rank: int, local: int = local, nodes: list[Any] = nodes, environment: Any = environment) -> Place:
-                return Place(nodes[rank // local].prefix, environment)
-
+            places = [Place(node.prefix, environment) for node in nodes for _ in range(local)]
             options["local"] = local
             where = f"2 nodes of {local}" + (f", {streams} streams" if streams > 1 else "")
-            for result in run_ranks("network", 2 * local, options, arguments.timeout, place):
+            for result in run_ranks("network", places, options, arguments.timeout):
                 yield (_bytes_row if "sent" in result else _time_row)(local, where, arguments.vs, result)
 
 
@@ -87,9 +84,8 @@ def _row(
     local: int, where: str, peer: str, result: dict[str, Any], metric: tuple[str, str], figures: Figures, floor: float
 ) -> Row:
     case = f"{result['op']}, {format_size(result['bytes'])}, {where}"
-    note = "; ".join(f"{variant}: {reason}" for variant, reason in result["notes"].items())
     both = figures.get("muster", 0.0), figures.get(peer, 0.0)
-    return Row("network", case, 2 * local, *metric, *both, peer, floor, bytes=result["bytes"], note=note)
+    return Row("network", case, 2 * local, *metric, *both, peer, floor, bytes=result["bytes"], note=note_of(result))
 
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:

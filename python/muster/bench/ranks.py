@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,12 @@ class Place:
 
 def run_ranks(
     module: str,
-    ranks: int,
+    places: list[Place],
     parameters: dict[str, Any],
     timeout: float,
-    place: Callable[[int], Place] = lambda rank: Place(),
     load: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Starts `ranks` processes of muster.bench.worker and yields the results of rank 0. Leaves no process behind.
+    """Starts muster.bench.worker at each of `places` and yields the results of rank 0. Leaves no process behind.
 
     module: of muster.bench; it has a function measure().
     timeout: in seconds, for the whole benchmark. load: the number of busy processes that run in the background.
@@ -51,9 +50,9 @@ def run_ranks(
         try:
             for _ in range(load):
                 busy.append(subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]))
-            for rank in range(ranks):
+            for rank, place in enumerate(places):
                 log = stack.enter_context(open(_log(folder, rank), "wb"))
-                workers.append(_start(place(rank), module, rank, ranks, folder, parameters, writing, log))
+                workers.append(_start(place, module, rank, len(places), folder, parameters, writing, log))
         finally:
             os.close(writing)
         for line in _lines(reading, workers, folder, deadline):

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+T = TypeVar("T")
 _MAX_REPEATS = 20_000
 _MAX_CALLS = 1_000  # calls whose times are kept, in a round of single calls
 
 
+def in_rounds(calls: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """Calls A B C, A B C, ... Returns the results of each."""
+    results: dict[str, list[T]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            results[name].append(call())
+    return results
+
+
 def interleave(variants: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, float]:
-    """Returns the seconds that one call of each variant takes: the median over `rounds` of A B C, A B C, ...
+    """Returns the seconds that one call of each variant takes: the median over `rounds`.
 
     All ranks call this with the same variants. A round repeats a variant for about `seconds`; its time is that of the
     slowest rank.
     """
     repeats = {name: _repeats(variant, seconds) for name, variant in variants.items()}
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(rounds):
-        for name, variant in variants.items():
-            times[name].append(_time(variant, repeats[name]) / repeats[name])
-    return {name: statistics.median(values) for name, values in times.items()}
+    times = in_rounds({name: partial(time_calls, variant, repeats[name]) for name, variant in variants.items()}, rounds)
+    return {name: statistics.median(values) / repeats[name] for name, values in times.items()}
 
 
 def interleave_calls(
@@ -32,13 +41,8 @@ def interleave_calls(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Like interleave(), but for single calls: the median and the 95th percentile of the slowest rank's times."""
     repeats = {name: min(_MAX_CALLS, _repeats(variant, seconds)) for name, variant in variants.items()}
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(rounds):
-        for name, variant in variants.items():
-            dist.barrier()
-            taken = torch.tensor([_call(variant) for _ in range(repeats[name])], dtype=torch.float64)
-            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
-            times[name] += taken.tolist()
+    timed = {name: partial(_time_each_call, variant, repeats[name]) for name, variant in variants.items()}
+    times = {name: [taken for calls in lists for taken in calls] for name, lists in in_rounds(timed, rounds).items()}
     late = {name: sorted(values)[len(values) * 95 // 100] for name, values in times.items()}
     return {name: statistics.median(values) for name, values in times.items()}, late
 
@@ -52,21 +56,30 @@ def find_repeats(timed: Callable[[int], float], seconds: float, most: int) -> in
 
 
 def _repeats(variant: Callable[[], None], seconds: float) -> int:
-    return find_repeats(lambda repeats: _time(variant, repeats), seconds, _MAX_REPEATS)
+    return find_repeats(partial(time_calls, variant), seconds, _MAX_REPEATS)
 
 
-def _call(variant: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    variant()
-    return time.perf_counter() - begin
+def _time_each_call(variant: Callable[[], None], count: int) -> list[float]:
+    dist.barrier()
+    return _of_slowest_rank([_time(variant) for _ in range(count)])
 
 
-def _time(variant: Callable[[], None], repeats: int) -> float:
+def time_calls(variant: Callable[[], None], count: int = 1) -> float:
     """Returns the seconds of the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
-    for _ in range(repeats):
+    for _ in range(count):
         variant()
-    value = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return float(value.item())
+    return _of_slowest_rank([time.perf_counter() - begin])[0]
+
+
+def _time(call: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _of_slowest_rank(seconds: list[float]) -> list[float]:
+    taken = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+    return taken.tolist()
