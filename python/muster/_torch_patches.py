@@ -67,14 +67,10 @@ def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
     return manager
 
 
-def _monitored_barrier(
-    group: dist.ProcessGroup | None = None,
-    timeout: timedelta | float | None = None,
-    wait_all_ranks: bool = False,
-) -> None:
+def _monitored_barrier(*arguments: Any, **named: Any) -> None:
     from muster import _group
 
-    _group.monitored_barrier(group, timeout, wait_all_ranks)
+    _group.monitored_barrier(*arguments, **named)
 
 
 def _set_pg_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:

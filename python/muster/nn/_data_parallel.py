@@ -51,8 +51,6 @@ class DataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         with torch.autograd.profiler.record_function("DataParallel.forward"):
-            if not self.device_ids:
-                return self.module(*inputs, **kwargs)
             return _run(self.module, inputs, kwargs, self.device_ids, self.output_device, self.dim)
 
 
@@ -66,11 +64,7 @@ def data_parallel(
 ) -> Any:
     """Runs module(*inputs, **module_kwargs) like DataParallel. `inputs` is a tuple, or the only argument."""
     inputs = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-    devices = _devices(device_ids)
-    if not devices:
-        return module(*inputs, **(module_kwargs or {}))
-    output = _device(output_device) if output_device is not None else devices[0]
-    return _run(module, inputs, module_kwargs or {}, devices, output, dim)
+    return _run(module, inputs, module_kwargs or {}, _devices(device_ids), output_device, dim)
 
 
 def _device(device: Device) -> torch.device:
@@ -101,9 +95,12 @@ def _run(
     inputs: tuple[Any, ...],
     kwargs: dict[str, Any],
     devices: list[torch.device],
-    output_device: torch.device | None,
+    output_device: Device | None,
     dim: int,
 ) -> Any:
+    if not devices:
+        return module(*inputs, **kwargs)
+    output = devices[0] if output_device is None else _device(output_device)
     for name, tensor in chain(module.named_parameters(), module.named_buffers()):
         if tensor.device != devices[0]:
             raise RuntimeError(
@@ -119,7 +116,7 @@ def _run(
         outputs = [module(*parts[0][0], **parts[0][1])]
     else:
         outputs = _apply([_replicate(module, device, index) for index, device in enumerate(devices)], parts, devices)
-    return _gather(outputs, output_device, dim)
+    return _gather(outputs, output, dim)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -163,7 +160,7 @@ def _scatter(value: Any, devices: list[torch.device], dim: int) -> list[Any]:
     return [value] * len(devices)
 
 
-def _gather(outputs: Sequence[Any], device: torch.device | None, dim: int) -> Any:
+def _gather(outputs: Sequence[Any], device: torch.device, dim: int) -> Any:
     """Joins the outputs of the replicas: concatenates tensors, and stacks scalars."""
     first = outputs[0]
     if isinstance(first, Tensor):

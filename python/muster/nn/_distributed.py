@@ -105,7 +105,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             super()._ddp_init_helper(parameters, expect_sparse_gradient, param_to_name_mapping, static_graph)
         else:
             self._make_reducer(parameters, expect_sparse_gradient, param_to_name_mapping, static_graph)
-            self._make_logger(static_graph)
+            self.logger = Logger(self, static_graph)
             self._passing_sync_batchnorm_handle(self.module)
         if self._pending_sync is not None:
             _sync_module_states(
@@ -229,17 +229,6 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
                     f"SyncBatchNorm layers only work with GPU modules, and {name or 'the module'} is one: put "
                     "muster.nn.SyncBatchNorm in their place with its convert_sync_batchnorm()",
                 )
-
-    def _make_logger(self, static_graph: bool) -> None:
-        self.logger = Logger(self)
-        self.logger.set_construction_data_and_log(
-            type(self.module).__name__,
-            self.device_ids or [],
-            -1 if self.output_device is None else self.output_device,
-            self.broadcast_buffers,
-            any(isinstance(each, nn.SyncBatchNorm) for each in self.module.modules()),
-            static_graph,
-        )
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any] | _C.NativeHook) -> None:
         """Registers a hook like torch's: hook(state, bucket) returns a Future of the bucket's tensor. Also takes a

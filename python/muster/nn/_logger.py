@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 if TYPE_CHECKING:
     from muster.nn._distributed import DistributedDataParallel
@@ -29,7 +30,7 @@ class Logger:
     no value here are missing.
     """
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: DistributedDataParallel, static_graph: bool) -> None:
         self._reducer = model.reducer
         self._forwards = 0
         self._sums: dict[str, int] = {}
@@ -40,6 +41,8 @@ class Logger:
         self._strs["dtypes"] = ", ".join(sorted(dtypes))
         self._strs["backend_name"] = dist.get_backend(model.process_group)
         self._strs["bucket_sizes"] = _join(self._reducer.bucket_bytes())
+        self._strs["module_name"] = type(model.module).__name__
+        self._strs["device_ids"] = _join(model.device_ids or [])
         self._ints = {
             "iteration": 0,
             "world_size": model.process_group.size(),
@@ -50,20 +53,11 @@ class Logger:
             "bucket_cap_bytes": model.bucket_bytes_cap,
             "find_unused_parameters": int(model.find_unused_parameters),
             "gradient_as_bucket_view": int(model.gradient_as_bucket_view),
+            "output_device": -1 if model.output_device is None else model.output_device,
+            "broadcast_buffers": int(model.broadcast_buffers),
+            "has_sync_bn": int(any(isinstance(each, nn.SyncBatchNorm) for each in model.module.modules())),
+            "static_graph": int(static_graph),
         }
-
-    def set_construction_data_and_log(
-        self,
-        module_name: str,
-        device_ids: list[int],
-        output_device: int,
-        broadcast_buffers: bool,
-        has_sync_bn: bool,
-        static_graph: bool,
-    ) -> None:
-        self._strs.update(module_name=module_name, device_ids=_join(device_ids))
-        self._ints.update(output_device=output_device, broadcast_buffers=int(broadcast_buffers))
-        self._ints.update(has_sync_bn=int(has_sync_bn), static_graph=int(static_graph))
 
     def set_runtime_stats_and_log(self) -> None:
         """Called before a forward: records the previous iteration if it is sampled."""
