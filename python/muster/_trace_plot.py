@@ -99,3 +99,7 @@ def main() -> None:
     for rank, report in reports.items():
         print(f"{rank}{report}")
     print(f"{picture}: {len(reports)} ranks")
+
+
+if __name__ == "__main__":
+    main()

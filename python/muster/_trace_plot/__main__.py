@@ -1,3 +1,0 @@
-from muster._trace_plot import main
-
-main()
