@@ -5,9 +5,11 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
+#include <functional>
 #include <string_view>
 
 #include "bindings.h"
+#include "hooks.h"
 #include "muster/torch/backend.h"
 #include "muster/torch/exception.h"
 
@@ -23,16 +25,23 @@ struct GroupObject {
 
 ProcessGroupMuster& backend_of(PyObject* self) { return *reinterpret_cast<GroupObject*>(self)->backend; }
 
+/// The arguments of one call as CPython passes them: `count` by position, then those whose names are `keywords`.
+struct Given {
+  PyObject* const* values;
+  Py_ssize_t count;
+  PyObject* keywords;
+};
+
 /// The arguments of one call, by position or name. Missing arguments and None become null.
 template <size_t N>
 class Arguments {
  public:
-  Arguments(const char* function, const std::array<const char*, N>& names, size_t required, PyObject* const* given,
-            Py_ssize_t count, PyObject* keywords) {
+  Arguments(const char* function, const std::array<const char*, N>& names, size_t required, const Given& given) {
+    const auto [values, count, keywords] = given;
     if (static_cast<size_t>(count) > N) throw py::type_error(c10::str(function, "() takes at most ", N, " arguments"));
-    std::copy(given, given + count, values_.begin());
+    std::copy(values, values + count, values_.begin());
     const Py_ssize_t named = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
-    for (Py_ssize_t i = 0; i < named; ++i) take(function, names, PyTuple_GET_ITEM(keywords, i), given[count + i]);
+    for (Py_ssize_t i = 0; i < named; ++i) take(function, names, PyTuple_GET_ITEM(keywords, i), values[count + i]);
     for (size_t i = 0; i < required; ++i) {
       if (values_[i] == nullptr) throw py::type_error(c10::str(function, "() needs the argument ", names[i]));
     }
@@ -119,13 +128,13 @@ double seconds_of(PyObject* timeout) {
   return seconds;
 }
 
-/// Reads async_op= and timeout= (seconds), the last arguments of every call.
-template <class Options, class Arguments>
-Options options_of(const Arguments& arguments, size_t async) {
+/// Reads async_op= and timeout= (seconds), the last arguments of every collective.
+template <class Options, size_t N>
+Options options_of(const Arguments<N>& arguments) {
   Options options;
-  options.asyncOp =
-      arguments[async] != nullptr && arguments[async] != Py_False && PyObject_IsTrue(arguments[async]) == 1;
-  if (PyObject* timeout = arguments[async + 1]) {
+  PyObject* const async = arguments[N - 2];
+  options.asyncOp = async != nullptr && async != Py_False && PyObject_IsTrue(async) == 1;
+  if (PyObject* timeout = arguments[N - 1]) {
     const double seconds = seconds_of(timeout);
     if (!(seconds > 0)) throw py::value_error("the timeout must be positive");
     options.timeout = std::chrono::milliseconds(std::max<int64_t>(1, std::llround(seconds * 1000)));
@@ -174,82 +183,63 @@ PyObject* guarded(Body body) {
   return nullptr;
 }
 
-using Given = PyObject* const*;
-
-PyObject* all_reduce(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<4> arguments("all_reduce", {"tensor", "op", "async_op", "timeout"}, 1, given, count, keywords);
-    auto options = options_of<c10d::AllreduceOptions>(arguments, 2);
-    options.reduceOp = op_of(arguments[1]);
-    Tensors tensors{tensor_of(arguments[0])};
-    return run([&] { return backend_of(self).allreduce(tensors, options); });
-  });
+PyObject* all_reduce(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<4> arguments("all_reduce", {"tensor", "op", "async_op", "timeout"}, 1, given);
+  auto options = options_of<c10d::AllreduceOptions>(arguments);
+  options.reduceOp = op_of(arguments[1]);
+  Tensors tensors{tensor_of(arguments[0])};
+  return run([&] { return group.allreduce(tensors, options); });
 }
 
-PyObject* reduce(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<5> arguments("reduce", {"tensor", "root", "op", "async_op", "timeout"}, 2, given, count, keywords);
-    auto options = options_of<c10d::ReduceOptions>(arguments, 3);
-    options.rootRank = integer_of(arguments[1], 0);
-    options.reduceOp = op_of(arguments[2]);
-    Tensors tensors{tensor_of(arguments[0])};
-    return run([&] { return backend_of(self).reduce(tensors, options); });
-  });
+PyObject* reduce(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<5> arguments("reduce", {"tensor", "root", "op", "async_op", "timeout"}, 2, given);
+  auto options = options_of<c10d::ReduceOptions>(arguments);
+  options.rootRank = integer_of(arguments[1], 0);
+  options.reduceOp = op_of(arguments[2]);
+  Tensors tensors{tensor_of(arguments[0])};
+  return run([&] { return group.reduce(tensors, options); });
 }
 
-PyObject* broadcast(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<4> arguments("broadcast", {"tensor", "root", "async_op", "timeout"}, 2, given, count, keywords);
-    auto options = options_of<c10d::BroadcastOptions>(arguments, 2);
-    options.rootRank = integer_of(arguments[1], 0);
-    Tensors tensors{tensor_of(arguments[0])};
-    return run([&] { return backend_of(self).broadcast(tensors, options); });
-  });
+PyObject* broadcast(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<4> arguments("broadcast", {"tensor", "root", "async_op", "timeout"}, 2, given);
+  auto options = options_of<c10d::BroadcastOptions>(arguments);
+  options.rootRank = integer_of(arguments[1], 0);
+  Tensors tensors{tensor_of(arguments[0])};
+  return run([&] { return group.broadcast(tensors, options); });
 }
 
-PyObject* all_gather_into_tensor(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<4> arguments("all_gather_into_tensor", {"output", "input", "async_op", "timeout"}, 2, given, count,
-                                 keywords);
-    const auto options = options_of<c10d::AllgatherOptions>(arguments, 2);
-    at::Tensor output = tensor_of(arguments[0]);
-    at::Tensor input = tensor_of(arguments[1]);
-    return run([&] { return backend_of(self)._allgather_base(output, input, options); });
-  });
+PyObject* all_gather_into_tensor(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<4> arguments("all_gather_into_tensor", {"output", "input", "async_op", "timeout"}, 2, given);
+  const auto options = options_of<c10d::AllgatherOptions>(arguments);
+  at::Tensor output = tensor_of(arguments[0]);
+  at::Tensor input = tensor_of(arguments[1]);
+  return run([&] { return group._allgather_base(output, input, options); });
 }
 
-PyObject* reduce_scatter(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<5> arguments("reduce_scatter", {"output", "input", "op", "async_op", "timeout"}, 2, given, count,
-                                 keywords);
-    auto options = options_of<c10d::ReduceScatterOptions>(arguments, 3);
-    options.reduceOp = op_of(arguments[2]);
-    at::Tensor output = tensor_of(arguments[0]);
-    at::Tensor input = tensor_of(arguments[1]);
-    return run([&] { return backend_of(self)._reduce_scatter_base(output, input, options); });
-  });
+PyObject* reduce_scatter(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<5> arguments("reduce_scatter", {"output", "input", "op", "async_op", "timeout"}, 2, given);
+  auto options = options_of<c10d::ReduceScatterOptions>(arguments);
+  options.reduceOp = op_of(arguments[2]);
+  at::Tensor output = tensor_of(arguments[0]);
+  at::Tensor input = tensor_of(arguments[1]);
+  return run([&] { return group._reduce_scatter_base(output, input, options); });
 }
 
-PyObject* all_to_all_single(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<6> arguments("all_to_all_single",
-                                 {"output", "input", "output_splits", "input_splits", "async_op", "timeout"}, 2, given,
-                                 count, keywords);
-    const auto options = options_of<c10d::AllToAllOptions>(arguments, 4);
-    at::Tensor output = tensor_of(arguments[0]);
-    at::Tensor input = tensor_of(arguments[1]);
-    std::vector<int64_t> output_splits = integers_of(arguments[2]);
-    std::vector<int64_t> input_splits = integers_of(arguments[3]);
-    return run([&] { return backend_of(self).alltoall_base(output, input, output_splits, input_splits, options); });
-  });
+PyObject* all_to_all_single(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<6> arguments("all_to_all_single",
+                               {"output", "input", "output_splits", "input_splits", "async_op", "timeout"}, 2, given);
+  const auto options = options_of<c10d::AllToAllOptions>(arguments);
+  at::Tensor output = tensor_of(arguments[0]);
+  at::Tensor input = tensor_of(arguments[1]);
+  std::vector<int64_t> output_splits = integers_of(arguments[2]);
+  std::vector<int64_t> input_splits = integers_of(arguments[3]);
+  return run([&] { return group.alltoall_base(output, input, output_splits, input_splits, options); });
 }
 
-PyObject* barrier(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<2> arguments("barrier", {"async_op", "timeout"}, 0, given, count, keywords);
-    const auto options = options_of<c10d::BarrierOptions>(arguments, 0);
-    return run([&] { return backend_of(self).barrier(options); });
-  });
+PyObject* barrier(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<2> arguments("barrier", {"async_op", "timeout"}, 0, given);
+  const auto options = options_of<c10d::BarrierOptions>(arguments);
+  return run([&] { return group.barrier(options); });
 }
 
 /// Returns a Work for `async_op`, else the result of `after` for the completed Work.
@@ -265,30 +255,31 @@ PyObject* message(PyObject* async, Call call, After after) {
   return after(*work);
 }
 
-PyObject* send(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<4> arguments("send", {"tensor", "dst", "tag", "async_op"}, 2, given, count, keywords);
-    Tensors tensors{tensor_of(arguments[0])};
-    const int dst = static_cast<int>(integer_of(arguments[1], -1));
-    const int tag = static_cast<int>(integer_of(arguments[2], 0));
-    return message(
-        arguments[3], [&] { return backend_of(self).send(tensors, dst, tag); },
-        [](c10d::Work&) -> PyObject* { Py_RETURN_NONE; });
-  });
+PyObject* send(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<4> arguments("send", {"tensor", "dst", "tag", "async_op"}, 2, given);
+  Tensors tensors{tensor_of(arguments[0])};
+  const int dst = static_cast<int>(integer_of(arguments[1], -1));
+  const int tag = static_cast<int>(integer_of(arguments[2], 0));
+  return message(
+      arguments[3], [&] { return group.send(tensors, dst, tag); }, [](c10d::Work&) -> PyObject* { Py_RETURN_NONE; });
 }
 
-PyObject* recv(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<4> arguments("recv", {"tensor", "src", "tag", "async_op"}, 1, given, count, keywords);
-    Tensors tensors{tensor_of(arguments[0])};
-    const int src = static_cast<int>(integer_of(arguments[1], -1));
-    const int tag = static_cast<int>(integer_of(arguments[2], 0));
-    const bool any = arguments[1] == nullptr;
-    return message(
-        arguments[3],
-        [&] { return any ? backend_of(self).recvAnysource(tensors, tag) : backend_of(self).recv(tensors, src, tag); },
-        [&](c10d::Work& work) { return PyLong_FromLong(any ? work.sourceRank() : src); });
-  });
+PyObject* recv(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<4> arguments("recv", {"tensor", "src", "tag", "async_op"}, 1, given);
+  Tensors tensors{tensor_of(arguments[0])};
+  const int src = static_cast<int>(integer_of(arguments[1], -1));
+  const int tag = static_cast<int>(integer_of(arguments[2], 0));
+  const bool any = arguments[1] == nullptr;
+  return message(
+      arguments[3], [&] { return any ? group.recvAnysource(tensors, tag) : group.recv(tensors, src, tag); },
+      [&](c10d::Work& work) { return PyLong_FromLong(any ? work.sourceRank() : src); });
+}
+
+PyObject* empty(ProcessGroupMuster& group, const Given& given) {
+  const Arguments<2> arguments("empty", {"count", "dtype"}, 2, given);
+  const int64_t elements = integer_of(arguments[0], 0);
+  const auto type = py::cast<c10::ScalarType>(py::handle(arguments[1]));
+  return THPVariable_Wrap(group.allocateTensor(elements, at::TensorOptions(type)));
 }
 
 PyObject* abort(PyObject* self, PyObject*) {
@@ -299,27 +290,13 @@ PyObject* abort(PyObject* self, PyObject*) {
   });
 }
 
-PyObject* empty(PyObject* self, Given given, Py_ssize_t count, PyObject* keywords) {
-  return guarded([&] {
-    const Arguments<2> arguments("empty", {"count", "dtype"}, 2, given, count, keywords);
-    const int64_t elements = integer_of(arguments[0], 0);
-    const auto type = py::cast<c10::ScalarType>(py::handle(arguments[1]));
-    return THPVariable_Wrap(backend_of(self).allocateTensor(elements, at::TensorOptions(type)));
-  });
-}
-
 PyObject* new_group(PyTypeObject* type, PyObject* arguments, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
     PyObject* given = nullptr;
     static char name[] = "backend";
     static char* names[] = {name, nullptr};
     if (PyArg_ParseTupleAndKeywords(arguments, keywords, "O:Group", names, &given) == 0) return nullptr;
-    const auto backend = py::cast<c10::intrusive_ptr<c10d::Backend>>(py::handle(given));
-    auto ours = c10::dynamic_intrusive_pointer_cast<ProcessGroupMuster>(backend);
-    if (!ours) {
-      throw py::type_error(c10::str("muster.Group needs a process group whose CPU backend is \"muster\", not \"",
-                                    backend->getBackendName(), "\": make it with init_process_group(\"muster\")"));
-    }
+    auto ours = muster_backend(py::cast<c10::intrusive_ptr<c10d::Backend>>(py::handle(given)), "muster.Group");
     PyObject* self = type->tp_alloc(type, 0);
     if (self != nullptr) new (&reinterpret_cast<GroupObject*>(self)->backend) decltype(ours)(std::move(ours));
     return self;
@@ -338,12 +315,10 @@ void free_group(PyObject* self) {
   Py_DECREF(type);
 }
 
-template <auto Getter>
+template <auto kGetter>
 PyObject* get(PyObject* self, void*) {
-  return guarded([&] { return py::cast(Getter(backend_of(self))).release().ptr(); });
+  return guarded([&] { return py::cast(std::invoke(kGetter, backend_of(self))).release().ptr(); });
 }
-int rank_of(ProcessGroupMuster& backend) { return backend.getRank(); }
-int size_of_group(ProcessGroupMuster& backend) { return backend.getSize(); }
 std::string name_of(ProcessGroupMuster& backend) { return backend.group().membership().name; }
 double timeout_of(ProcessGroupMuster& backend) {
   return std::chrono::duration<double>(backend.group().timeout()).count();
@@ -351,58 +326,67 @@ double timeout_of(ProcessGroupMuster& backend) {
 uint64_t sequence_of(ProcessGroupMuster& backend) { return backend.group().sequence(); }
 std::string transport_of(ProcessGroupMuster& backend) { return backend.group().transport(); }
 
+using Function = PyObject* (*)(ProcessGroupMuster&, const Given&);
+
+template <Function kFunction>
+PyObject* invoke(PyObject* self, PyObject* const* values, Py_ssize_t count, PyObject* keywords) {
+  return guarded([&] { return kFunction(backend_of(self), {values, count, keywords}); });
+}
+
 /// `doc` begins with the signature in CPython's format, for inspect.signature() and help(): "($self,
 /// ...)\n--\n\n...".
-template <class Function>
-PyMethodDef method(const char* name, Function function, const char* doc) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | METH_KEYWORDS,
-          doc};
+template <Function kFunction>
+PyMethodDef method(const char* name, const char* doc) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&invoke<kFunction>)),
+          METH_FASTCALL | METH_KEYWORDS, doc};
 }
 
 }  // namespace
 
 void bind_group(py::module_& module) {
   static std::array<PyMethodDef, 12> methods{{
-      method("all_reduce", &all_reduce,
-             "all_reduce($self, tensor, op='sum', async_op=False, timeout=None)\n--\n\n"
-             "Combines the tensors of all ranks, in place at each rank."),
-      method("reduce", &reduce,
-             "reduce($self, tensor, root, op='sum', async_op=False, timeout=None)\n--\n\n"
-             "Combines the tensors of all ranks, in place at the root. The tensors of the other ranks do not change."),
-      method("broadcast", &broadcast,
-             "broadcast($self, tensor, root, async_op=False, timeout=None)\n--\n\n"
-             "Copies the root's tensor to all ranks, in place."),
-      method(
-          "all_gather_into_tensor", &all_gather_into_tensor,
+      method<&all_reduce>("all_reduce",
+                          "all_reduce($self, tensor, op='sum', async_op=False, timeout=None)\n--\n\n"
+                          "Combines the tensors of all ranks, in place at each rank."),
+      method<&reduce>(
+          "reduce",
+          "reduce($self, tensor, root, op='sum', async_op=False, timeout=None)\n--\n\n"
+          "Combines the tensors of all ranks, in place at the root. The tensors of the other ranks do not change."),
+      method<&broadcast>("broadcast",
+                         "broadcast($self, tensor, root, async_op=False, timeout=None)\n--\n\n"
+                         "Copies the root's tensor to all ranks, in place."),
+      method<&all_gather_into_tensor>(
+          "all_gather_into_tensor",
           "all_gather_into_tensor($self, output, input, async_op=False, timeout=None)\n--\n\n"
           "Writes the inputs of all ranks to output, in rank order. output has size times as many elements as input."),
-      method("reduce_scatter", &reduce_scatter,
-             "reduce_scatter($self, output, input, op='sum', async_op=False, timeout=None)\n--\n\n"
-             "Combines the inputs of all ranks. Each rank gets its block in output; input has size blocks."),
-      method("all_to_all_single", &all_to_all_single,
-             "all_to_all_single($self, output, input, output_splits=None, input_splits=None, async_op=False, "
-             "timeout=None)\n--\n\n"
-             "Sends one block of input to each rank, and writes the blocks that arrive to output. Splits are rows of "
-             "the first "
-             "dimension, by rank;\nwithout them all blocks are equal."),
-      method("barrier", &barrier,
-             "barrier($self, async_op=False, timeout=None)\n--\n\n"
-             "Returns when all ranks have called it."),
-      method(
-          "send", &send,
+      method<&reduce_scatter>(
+          "reduce_scatter",
+          "reduce_scatter($self, output, input, op='sum', async_op=False, timeout=None)\n--\n\n"
+          "Combines the inputs of all ranks. Each rank gets its block in output; input has size blocks."),
+      method<&all_to_all_single>(
+          "all_to_all_single",
+          "all_to_all_single($self, output, input, output_splits=None, input_splits=None, async_op=False, "
+          "timeout=None)\n--\n\n"
+          "Sends one block of input to each rank, and writes the blocks that arrive to output. Splits are rows of "
+          "the first dimension, by rank;\nwithout them all blocks are equal."),
+      method<&barrier>("barrier",
+                       "barrier($self, async_op=False, timeout=None)\n--\n\n"
+                       "Returns when all ranks have called it."),
+      method<&send>(
+          "send",
           "send($self, tensor, dst, tag=0, async_op=False)\n--\n\n"
           "Sends to one rank, which must call recv() with the same tag. Returns when the tensor may be changed again."),
-      method("recv", &recv,
-             "recv($self, tensor, src=None, tag=0, async_op=False)\n--\n\n"
-             "Receives from one rank, or without src from the first that sends. Returns the sender's rank."),
-      method("_empty", &empty, "_empty($self, count, dtype)\n--\n\nBehind Group.empty()."),
+      method<&recv>("recv",
+                    "recv($self, tensor, src=None, tag=0, async_op=False)\n--\n\n"
+                    "Receives from one rank, or without src from the first that sends. Returns the sender's rank."),
+      method<&empty>("_empty", "_empty($self, count, dtype)\n--\n\nBehind Group.empty()."),
       {"abort", &abort, METH_NOARGS,
        "abort($self)\n--\n\nAborts the group: pending and later calls raise muster.AbortedError."},
       {},
   }};
   static std::array<PyGetSetDef, 7> properties{{
-      {"rank", &get<&rank_of>, nullptr, "The rank of this process in the group.", nullptr},
-      {"size", &get<&size_of_group>, nullptr, "The number of ranks.", nullptr},
+      {"rank", &get<&ProcessGroupMuster::getRank>, nullptr, "The rank of this process in the group.", nullptr},
+      {"size", &get<&ProcessGroupMuster::getSize>, nullptr, "The number of ranks.", nullptr},
       {"name", &get<&name_of>, nullptr, "The group's name, as in error messages and `muster dump`.", nullptr},
       {"timeout", &get<&timeout_of>, nullptr, "The timeout of calls that name none, in seconds.", nullptr},
       {"sequence", &get<&sequence_of>, nullptr, "The number of collectives that were started.", nullptr},

@@ -94,7 +94,7 @@ void bind_optim(py::module_& module) {
                                                 merge_alpha,
                                                 init_sync};
              const py::gil_scoped_release unlocked;
-             return make<optim::DiLoCo>(backend, std::move(parameters), options, hook.make(muster_backend(backend)));
+             return make<optim::DiLoCo>(backend, std::move(parameters), options, hook.create(muster_backend(backend)));
            }),
            py::arg("backend"), py::arg("parameters"), py::arg("make_outer"), py::arg("hook"), py::arg("sync_every"),
            py::arg("fragments"), py::arg("delay"), py::arg("merge_alpha"), py::arg("init_sync"))

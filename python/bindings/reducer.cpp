@@ -6,7 +6,6 @@
 
 #include "bindings.h"
 #include "hooks.h"
-#include "muster/torch/backend.h"
 #include "muster/torch/exception.h"
 
 namespace muster::python {
@@ -18,13 +17,7 @@ using torch::jit::PythonFutureWrapper;
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
 std::shared_ptr<Group> checked_group_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const auto ours = c10::dynamic_intrusive_pointer_cast<ProcessGroupMuster>(backend);
-  if (!ours) {
-    throw py::type_error(
-        c10::str("muster.nn.DistributedDataParallel needs a process group whose CPU backend is \"muster\", not \"",
-                 backend->getBackendName(), "\": make it with init_process_group(\"muster\")"));
-  }
-  return group_of(ours);
+  return group_of(muster_backend(backend, "muster.nn.DistributedDataParallel"));
 }
 
 /// Raises the failure as a Python exception, because torch's engine passes on only C++ exceptions that torch knows.
@@ -96,7 +89,7 @@ void bind_reducer(py::module_& module) {
     self.set_hook(std::move(made), std::move(groups));
   };
   const auto set_native_hook = [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend,
-                                  const NativeHook& hook) { self.set_hook(hook.make(muster_backend(backend))); };
+                                  const NativeHook& hook) { self.set_hook(hook.create(muster_backend(backend))); };
   py::class_<Reducer, std::shared_ptr<Reducer>>(module, "Reducer")
       .def(py::init(&make_reducer), py::arg("backend"), py::arg("parameters"), py::arg("options"))
       .def("prepare_for_forward", &Reducer::prepare_for_forward, WithoutLock())

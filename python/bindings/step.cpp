@@ -7,23 +7,33 @@
 namespace muster::python {
 namespace {
 
-py::dict describe(const StepReport::Bucket& bucket) {
-  return py::dict(py::arg("parameters") = bucket.parameters, py::arg("bytes") = bucket.bytes,
-                  py::arg("last") = bucket.last, py::arg("first") = bucket.times.first_ready.ns,
-                  py::arg("full") = bucket.times.ready.ns, py::arg("started") = bucket.started.ns,
-                  py::arg("ended") = bucket.times.ended.ns);
+/// Returns the seconds from `begin` to `end`, or 0 if `begin` did not happen.
+double seconds(TimePoint end, TimePoint begin) {
+  return begin.ns == 0 ? 0 : std::chrono::duration<double>(end - begin).count();
 }
 
+/// Returns the fields of muster._step.Bucket. `backward`: its first gradient.
+py::dict describe(const StepReport::Bucket& bucket, TimePoint backward) {
+  return py::dict(py::arg("parameters") = bucket.parameters, py::arg("bytes") = bucket.bytes,
+                  py::arg("last") = bucket.last, py::arg("first") = seconds(bucket.times.first_ready, backward),
+                  py::arg("full") = seconds(bucket.times.ready, backward),
+                  py::arg("started") = seconds(bucket.started, backward),
+                  py::arg("ended") = seconds(bucket.times.ended, backward));
+}
+
+/// Returns the fields of muster._step.StepReport.
 py::dict describe(const StepReport& report) {
-  py::list buckets;
-  for (const StepReport::Bucket& bucket : report.buckets) buckets.append(describe(bucket));
   const BackwardTimes& times = report.times;
-  return py::dict(py::arg("step") = times.iteration, py::arg("forward") = times.forward.ns,
-                  py::arg("backward") = times.backward.ns, py::arg("last_gradient") = times.last_gradient.ns,
-                  py::arg("ended") = times.ended.ns, py::arg("buckets") = buckets,
-                  py::arg("communication") = report.communication.count(), py::arg("exposed") = report.exposed.count(),
-                  py::arg("overlap_ratio") = report.overlap_ratio(), py::arg("advice") = report.advice,
-                  py::arg("text") = report.to_string());
+  py::list plan;
+  for (const StepReport::Bucket& bucket : report.buckets) plan.append(describe(bucket, times.backward));
+  return py::dict(py::arg("step") = times.iteration, py::arg("forward") = seconds(times.backward, times.forward),
+                  py::arg("backward") = seconds(times.last_gradient, times.backward),
+                  py::arg("waiting") = seconds(times.ended, times.last_gradient),
+                  py::arg("communication") = std::chrono::duration<double>(report.communication).count(),
+                  py::arg("exposed") = std::chrono::duration<double>(report.exposed).count(),
+                  py::arg("overlap_ratio") = report.overlap_ratio(), py::arg("plan") = plan,
+                  py::arg("advice") = report.advice, py::arg("_text") = report.to_string(),
+                  py::arg("_begin") = (times.forward.ns != 0 ? times.forward : times.backward).ns);
 }
 
 py::dict describe_step(const Reducer& reducer) {
@@ -43,6 +53,7 @@ py::dict describe_step_from_times(const py::dict& times, const std::vector<std::
   return describe(step_report(std::move(seen), names, plan, bytes));
 }
 
+/// Returns the fields of muster._step.StragglerReport.
 py::dict describe_stragglers(Reducer& reducer, uint64_t steps) {
   const StragglerReport report = [&] {
     const py::gil_scoped_release unlocked;
@@ -54,9 +65,13 @@ py::dict describe_stragglers(Reducer& reducer, uint64_t steps) {
                           py::arg("between_steps") = rank.excess.between_steps,
                           py::arg("forward") = rank.excess.forward, py::arg("backward") = rank.excess.backward));
   }
-  return py::dict(py::arg("steps") = report.steps, py::arg("step") = report.step,
-                  py::arg("rank") = report.slowest_rank(), py::arg("is_significant") = report.is_significant(),
-                  py::arg("ranks") = ranks, py::arg("text") = report.to_string());
+  const Rank rank = report.slowest_rank();
+  const auto slowest = rank == kNoRank ? StragglerReport::RankStats() : report.ranks[rank];
+  const double share = rank == kNoRank ? 0 : static_cast<double>(slowest.last) / static_cast<double>(report.steps);
+  return py::dict(py::arg("steps") = report.steps,
+                  py::arg("rank") = rank == kNoRank ? std::nullopt : std::optional(rank), py::arg("share") = share,
+                  py::arg("lag") = slowest.lag, py::arg("is_significant") = report.is_significant(),
+                  py::arg("ranks") = ranks, py::arg("_text") = report.to_string());
 }
 
 }  // namespace

@@ -16,14 +16,6 @@ c10::intrusive_ptr<c10d::Store> adapted(Result<std::unique_ptr<Store>> store, mi
   return result;
 }
 
-c10::intrusive_ptr<c10d::Store> open(const std::string& url, const std::string& secret, milliseconds timeout) {
-  return adapted(open_store(url, as_bytes(secret), Deadline::after(timeout)), timeout);
-}
-
-c10::intrusive_ptr<c10d::Store> from_environment(milliseconds timeout) {
-  return adapted(store_from_environment(Deadline::after(timeout)), timeout);
-}
-
 }  // namespace
 
 void bind_store(py::module_& module) {
@@ -32,10 +24,13 @@ void bind_store(py::module_& module) {
       [](const std::string& url, const py::bytes& secret, milliseconds timeout) {
         const std::string key = secret;
         const py::gil_scoped_release no_gil;
-        return open(url, key, timeout);
+        return adapted(open_store(url, as_bytes(key), Deadline::after(timeout)), timeout);
       },
       py::arg("url"), py::arg("secret"), py::arg("timeout"));
-  module.def("store_from_environment", &from_environment, py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "store_from_environment",
+      [](milliseconds timeout) { return adapted(store_from_environment(Deadline::after(timeout)), timeout); },
+      py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace muster::python

@@ -79,9 +79,8 @@ def monitored_barrier(
     """torch.distributed.monitored_barrier() for groups of the muster backend. Rank 0 raises an error that names the
     first rank that did not arrive in time, or with `wait_all_ranks` all of them. The group stays usable.
     """
-    given = (
-        timedelta(milliseconds=-1) if timeout is None else as_timedelta(timeout)
-    )  # c10d's value for the group's timeout
+    # c10d's value for the group's timeout is -1 ms.
+    given = timedelta(milliseconds=-1) if timeout is None else as_timedelta(timeout)
     process_group_of(group).monitored_barrier(given, wait_all_ranks=wait_all_ranks)  # type: ignore[attr-defined]
 
 

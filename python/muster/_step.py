@@ -90,9 +90,8 @@ class StragglerReport:
     share: float  # the share of the steps in which this rank was last
     lag: float  # the seconds after the second to last rank, on average over these steps
     is_significant: bool  # False: the ranks take turns, or the lag is too small to matter
-    ranks: list[
-        dict[str, float]
-    ]  # by rank: steps in which it was "last", its "lag", and the excess of its step's parts
+    # By rank: steps in which it was "last", its "lag", and the excess of its step's parts.
+    ranks: list[dict[str, float]]
     _text: str = field(repr=False)
 
     behind = renamed_attribute("behind", "lag")
@@ -124,30 +123,7 @@ def step_report(model: DistributedDataParallel) -> StepReport:
 
 def report_from(raw: dict[str, Any]) -> StepReport:
     """`raw`: the result of _C.step_report()."""
-
-    def seconds(end: int, begin: int) -> float:
-        return (end - begin) / 1e9 if begin else 0.0
-
-    plan = [
-        Bucket(**{**bucket, **{name: seconds(bucket[name], raw["backward"]) for name in bucket if name in _TIMES}})
-        for bucket in raw["buckets"]
-    ]
-    return StepReport(
-        step=raw["step"],
-        forward=seconds(raw["backward"], raw["forward"]),
-        backward=seconds(raw["last_gradient"], raw["backward"]),
-        waiting=seconds(raw["ended"], raw["last_gradient"]),
-        communication=raw["communication"] / 1e9,
-        exposed=raw["exposed"] / 1e9,
-        overlap_ratio=raw["overlap_ratio"],
-        plan=plan,
-        advice=raw["advice"],
-        _text=raw["text"],
-        _begin=raw["forward"] or raw["backward"],
-    )
-
-
-_TIMES = ("first", "full", "started", "ended")
+    return StepReport(**{**raw, "plan": [Bucket(**bucket) for bucket in raw["plan"]]})
 
 
 def straggler_report(model: DistributedDataParallel, steps: int = 200) -> StragglerReport:
@@ -155,14 +131,4 @@ def straggler_report(model: DistributedDataParallel, steps: int = 200) -> Stragg
 
     Costs one all_gather of 16 bytes per step. Between reports a step reads the clock a few times and sends nothing.
     """
-    raw = _C.find_stragglers(_reducer_of(model), steps)
-    late = raw["ranks"][raw["rank"]] if raw["rank"] >= 0 else None
-    return StragglerReport(
-        steps=raw["steps"],
-        rank=raw["rank"] if late else None,
-        share=late["last"] / raw["steps"] if late else 0.0,
-        lag=late["lag"] if late else 0.0,
-        is_significant=raw["is_significant"],
-        ranks=raw["ranks"],
-        _text=raw["text"],
-    )
+    return StragglerReport(**_C.find_stragglers(_reducer_of(model), steps))

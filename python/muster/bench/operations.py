@@ -30,9 +30,8 @@ class Operation:
     """`call` binds an operation to tensors and a group. A message has the size of the longer tensor."""
 
     call: Callable[[Tensors, Any], Call]
-    expected: Callable[
-        [Tensors], torch.Tensor | None
-    ]  # the output for inputs of filled(); None: no output at this rank
+    # The output for inputs of filled(). None: no output at this rank.
+    expected: Callable[[Tensors], torch.Tensor | None]
     bus: Callable[[int], float] = lambda ranks: 1.0  # nccl-tests: busbw = bytes / time * bus
     input_blocks: bool = False  # true: the input has a block for each rank
     output_blocks: bool = False
