@@ -95,8 +95,7 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
     Replaces torch.distributed.gather_object, which unpickles the received bytes, so that a peer could run code here.
     """
     size, leads = dist.get_world_size(group), dist.get_rank(group) == 0
-    lengths = torch.empty(size, dtype=torch.int64)
-    all_gather_into_tensor(lengths, torch.tensor([len(own)]), group).wait()
+    lengths = all_gather(torch.tensor([len(own)]), group)[:, 0]
     longest = int(lengths.max())
     mine = torch.zeros(longest, dtype=torch.uint8)
     mine[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else mine[:0]
@@ -106,6 +105,11 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
     return [tensor[:length].numpy().tobytes() for tensor, length in pairs]
 
 
-def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, group: dist.ProcessGroup) -> Work:
-    """Works for any backend. torch.distributed 2.13 renames its function and warns about the old name."""
-    return group._allgather_base(output, tensor)
+def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Returns the tensors of all ranks, stacked in rank order. Works for any backend.
+
+    torch.distributed 2.13 renames its function for this and warns about the old name.
+    """
+    stacked = tensor.new_empty(group.size(), *tensor.shape)
+    group._allgather_base(stacked, tensor).wait()
+    return stacked

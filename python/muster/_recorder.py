@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from muster import _C
-from muster._group import all_gather_into_tensor, gather_bytes, process_group_of
+from muster._group import all_gather, gather_bytes, process_group_of
 
 _ROUNDS = 20  # in which the ranks exchange times
 
@@ -85,13 +85,11 @@ def _clock_difference(group: dist.ProcessGroup) -> int:
     begins = torch.empty(_ROUNDS, size, dtype=torch.int64)
     ends = torch.empty(_ROUNDS, dtype=torch.int64)
     for number in range(_ROUNDS):
-        all_gather_into_tensor(begins[number], torch.tensor([time.monotonic_ns()]), group).wait()
+        begun = all_gather(torch.tensor([time.monotonic_ns()]), group)
         ends[number] = time.monotonic_ns()
-    all_ends = torch.empty(size, _ROUNDS, dtype=torch.int64)
-    all_gather_into_tensor(all_ends, ends, group).wait()
-    clock = torch.frombuffer(bytearray(_clock()), dtype=torch.uint8)
-    clocks = torch.empty(size, clock.numel(), dtype=torch.uint8)
-    all_gather_into_tensor(clocks, clock, group).wait()
+        begins[number] = begun[:, 0]
+    all_ends = all_gather(ends, group)
+    clocks = all_gather(torch.frombuffer(bytearray(_clock()), dtype=torch.uint8), group)
     if torch.equal(clocks[0], clocks[rank]):
         return 0
     at_most = int((ends - begins[:, 0]).min())

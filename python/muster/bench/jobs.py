@@ -23,13 +23,9 @@ OWN: dict[str, dict[str, str]] = {"muster": {}, "unrecorded": {"MUSTER_RECORDER"
 
 def available(mpi: str) -> bool:
     """True if the program for this MPI was built and mpirun exists."""
-    if shutil.which(f"mpirun.{mpi}") is None:
-        return False
-    try:
-        find_program(f"{PROGRAM}-{mpi}")
-    except BenchFailedError:
-        return False
-    return True
+    with contextlib.suppress(BenchFailedError):
+        return shutil.which(f"mpirun.{mpi}") is not None and find_program(f"{PROGRAM}-{mpi}") != ""
+    return False
 
 
 class Job:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import muster
-from muster._group import all_gather_into_tensor, process_group_of
+from muster._group import all_gather, process_group_of
 from muster.bench.groups import Groups
 from muster.bench.memory import COLD_FROM, cold_pool_bytes, copying, in_turn, make_tensors, slots
 from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
@@ -121,9 +121,8 @@ def _is(expected: torch.Tensor, output: torch.Tensor, ranks: int) -> bool:
 def agreed(reason: str) -> str:
     """Returns the reason of the first rank that has one, at all ranks."""
     text = reason.encode()
-    lengths = torch.empty(dist.get_world_size(), dtype=torch.int64)
-    all_gather_into_tensor(lengths, torch.tensor([len(text)]), process_group_of(None)).wait()
-    first = next((rank for rank, length in enumerate(lengths.tolist()) if length > 0), None)
+    lengths = all_gather(torch.tensor([len(text)]), process_group_of(None))
+    first = next((rank for rank, length in enumerate(lengths) if length > 0), None)
     if first is None:
         return ""
     said = torch.zeros(int(lengths[first]), dtype=torch.uint8)

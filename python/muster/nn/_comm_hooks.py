@@ -49,7 +49,7 @@ def adapt_torch_hook(hook: Any, group: dist.ProcessGroup, own_groups: list[Backe
     if wrap := _WRAPPERS.get(name):
         return wrap(adapt_torch_hook(inspect.getclosurevars(hook).nonlocals["hook"], group, own_groups))
     if name == "hook_then_optimizer_wrapper":
-        return lambda state, bucket: hook(state, _BucketView(bucket, gradients=lambda: gradients_of(bucket)))
+        return lambda state, bucket: hook(state, _View(bucket, gradients=lambda: gradients_of(bucket)))
     if hook not in (power_sgd.powerSGD_hook, power_sgd.batched_powerSGD_hook, *_QUANTIZING):
         return hook
     backend = _C.duplicate_backend(backend_of(group))
@@ -63,7 +63,9 @@ def adapt_torch_hook(hook: Any, group: dist.ProcessGroup, own_groups: list[Backe
     if hook in _QUANTIZING:
         return _SerializedHook(lambda given, bucket: hook(group_for(given), bucket))
     run: Hook = _batched_power_sgd if hook is power_sgd.batched_powerSGD_hook else power_sgd.powerSGD_hook
-    return _SerializedHook(lambda state, bucket: run(_PowerSgdState(state, group_for), bucket))
+    return _SerializedHook(
+        lambda state, bucket: run(_View(state, process_group=group_for(state.process_group)), bucket)
+    )
 
 
 class _HookGroup(_ProcessGroup):  # type: ignore[misc]
@@ -86,32 +88,17 @@ class _HookGroup(_ProcessGroup):  # type: ignore[misc]
         return self._backend._allgather_base(tensor.new_empty(self.size(), *tensor.shape), tensor)
 
 
-class _PowerSgdState:
-    """torch's PowerSGDState with another process group."""
+class _View:
+    """A bucket or a state of a hook with some of its attributes replaced."""
 
-    def __init__(self, state: Any, group_for: Callable[[dist.ProcessGroup | None], _HookGroup]) -> None:
-        vars(self).update(_state=state, _group_for=group_for)
-
-    @property
-    def process_group(self) -> _HookGroup:
-        return self._group_for(self._state.process_group)
+    def __init__(self, original: Any, **replaced: Any) -> None:
+        vars(self).update(replaced, _original=original)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._state, name)
+        return getattr(self._original, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(self._state, name, value)
-
-
-class _BucketView:
-    """A bucket with some of its methods replaced."""
-
-    def __init__(self, bucket: GradBucket, **methods: Callable[[], Any]) -> None:
-        self._bucket = bucket
-        vars(self).update(methods)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bucket, name)
+        setattr(self._original, name, value)
 
 
 class _SerializedHook:
@@ -144,6 +131,6 @@ def _batched_power_sgd(state: Any, bucket: GradBucket) -> Future[Tensor]:
     flat = bucket.buffer()
     side = math.isqrt(max(flat.numel() - 1, 0)) + 1
     padded = F.pad(flat, (0, side**2 - flat.numel()))
-    square = _BucketView(bucket, buffer=lambda: padded, gradients=lambda: [padded.view(side, side)])
+    square = _View(bucket, buffer=lambda: padded, gradients=lambda: [padded.view(side, side)])
     future: Future[Tensor] = power_sgd.powerSGD_hook(state, square)  # type: ignore[arg-type]
     return future.then(lambda done: done.value()[: flat.numel()])

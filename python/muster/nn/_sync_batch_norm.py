@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from muster._group import all_gather_into_tensor
+from muster._group import all_gather
 
 _TorchSyncBatchNorm: Any = nn.SyncBatchNorm  # Any: most of it is untyped
 
@@ -69,9 +69,7 @@ class _Normalize(torch.autograd.Function):
         count = wide.numel() // channels
         variance, mean = torch.var_mean(wide, dims, correction=0) if count > 0 else wide.new_zeros(2, channels)
         ours = torch.cat([mean, variance * count, mean.new_full((1,), count)])
-        all_ranks = ours.new_empty(group.size(), ours.numel())
-        all_gather_into_tensor(all_ranks, ours, group).wait()
-        means, squares, counts = all_ranks.tensor_split([channels, 2 * channels], 1)
+        means, squares, counts = all_gather(ours, group).tensor_split([channels, 2 * channels], 1)
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         variance = (squares + counts * (means - mean) ** 2).sum(0) / total

@@ -37,12 +37,9 @@ class PeriodicSyncOptimizer(torch.optim.Optimizer):
         # Optimizer.__init__() is not called, because the attributes that it sets come from `inner`.
         self.inner, self.sync_every = inner, sync_every
         self._backend = backend_of(group)
-        chosen = (
-            params
-            if params is not None
-            else [each for each_group in inner.param_groups for each in each_group["params"]]
-        )
-        self._params = [param for param in chosen if param.requires_grad]
+        if params is None:
+            params = [param for each in inner.param_groups for param in each["params"]]
+        self._params = [param for param in params if param.requires_grad]
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # during construction
