@@ -1,5 +1,6 @@
 // The native parts of muster.optim. The inner optimizer stays in Python, which steps it before it calls C++. Outer
 // optimizers are Python objects, too: C++ calls their step().
+#include <pybind11/functional.h>
 #include <torch/optim/sgd.h>
 
 #include "bindings.h"
@@ -14,39 +15,28 @@ namespace {
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using Parameters = std::vector<at::Tensor>;
-/// Can be copied and destroyed without the GIL.
-using SharedFunction = std::shared_ptr<const py::function>;
-
-SharedFunction share(py::function function) {
-  return {new py::function(std::move(function)), [](const py::function* held) {
-            const py::gil_scoped_acquire locked;
-            delete held;
-          }};
-}
+/// A function in Python. pybind11 takes the GIL where it is called, copied and destroyed.
+using PythonStep = std::function<void()>;
 
 /// The parameters of a Python optimizer. Python saves the optimizer's state.
 class PythonOptimizer : public torch::optim::Optimizer {
  public:
-  explicit PythonOptimizer(Parameters parameters, SharedFunction step = nullptr)
+  explicit PythonOptimizer(Parameters parameters, PythonStep step = nullptr)
       : Optimizer({torch::optim::OptimizerParamGroup(std::move(parameters))},
                   std::make_unique<torch::optim::SGDOptions>(0.0)),
         step_(std::move(step)) {}
   at::Tensor step(LossClosure) override {
-    if (step_ != nullptr) {
-      const py::gil_scoped_acquire locked;
-      (*step_)();
-    }
+    if (step_) step_();
     return {};
   }
 
  private:
-  SharedFunction step_;  ///< null if Python calls it
+  PythonStep step_;  ///< null if Python calls it
 };
 
-optim::MakeOuter call_python(SharedFunction make) {
+optim::MakeOuter call_python(std::function<PythonStep(Parameters)> make) {
   return [make = std::move(make)](Parameters parameters) {
-    const py::gil_scoped_acquire locked;
-    SharedFunction step = share((*make)(parameters));
+    PythonStep step = make(parameters);
     return std::make_unique<PythonOptimizer>(std::move(parameters), std::move(step));
   };
 }
@@ -84,20 +74,19 @@ void bind_optim(py::module_& module) {
            py::arg("backend"), py::arg("parameters"), py::arg("sync_every"), py::arg("warmup"), py::arg("init_sync"),
            NoGil());
   bind_optimizer<optim::DiLoCo>(module, "DiLoCo")
-      .def(py::init([](const Backend& backend, Parameters parameters, py::function make_outer, const NativeHook& hook,
-                       int64_t sync_every, int64_t fragments, int64_t delay, std::optional<double> merge_alpha,
-                       bool init_sync) {
+      .def(py::init([](const Backend& backend, Parameters parameters, std::function<PythonStep(Parameters)> make_outer,
+                       const NativeHook& hook, int64_t sync_every, int64_t fragments, int64_t delay,
+                       std::optional<double> merge_alpha, bool init_sync) {
              const optim::DiLoCoOptions options{count("sync_every", sync_every),
-                                                call_python(share(std::move(make_outer))),
+                                                call_python(std::move(make_outer)),
                                                 count("fragments", fragments),
                                                 count("delay", delay),
                                                 merge_alpha,
                                                 init_sync};
-             const py::gil_scoped_release unlocked;
              return make<optim::DiLoCo>(backend, std::move(parameters), options, hook.create(muster_backend(backend)));
            }),
            py::arg("backend"), py::arg("parameters"), py::arg("make_outer"), py::arg("hook"), py::arg("sync_every"),
-           py::arg("fragments"), py::arg("delay"), py::arg("merge_alpha"), py::arg("init_sync"))
+           py::arg("fragments"), py::arg("delay"), py::arg("merge_alpha"), py::arg("init_sync"), NoGil())
       .def("finish", &optim::DiLoCo::finish, NoGil());
 }
 

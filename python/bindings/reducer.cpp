@@ -107,14 +107,7 @@ void bind_reducer(py::module_& module) {
       .def("_in_first_static_iteration", &Reducer::in_first_static_iteration)
       .def("_delay_all_reduce", &Reducer::delay_all_reduce, WithoutLock())
       .def("_set_optimizer_in_backward", &Reducer::set_optimizer_in_backward)
-      .def(
-          "_set_reduction_dtype",
-          [](Reducer& self, const py::object& dtype) {
-            const at::ScalarType type = reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type;
-            const py::gil_scoped_release unlocked;
-            self.set_reduction_dtype(type);
-          },
-          py::arg("dtype"))
+      .def("_set_reduction_dtype", &Reducer::set_reduction_dtype, py::arg("dtype"), WithoutLock())
       .def("_remove_autograd_hooks", &Reducer::remove_hooks, WithoutLock())
       .def("_check_reducer_finalized", &Reducer::check_finished, WithoutLock())
       .def("_last_error", &Reducer::last_error, WithoutLock())
@@ -123,11 +116,9 @@ void bind_reducer(py::module_& module) {
       .def(
           "_set_backend",
           [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend) {
-            auto group = checked_group_of(backend);
-            const py::gil_scoped_release unlocked;
-            self.set_group(std::move(group));
+            self.set_group(checked_group_of(backend));
           },
-          py::arg("backend"))
+          py::arg("backend"), WithoutLock())
       .def("bucket_parameters", &Reducer::bucket_parameters)
       .def("bucket_bytes", &Reducer::bucket_bytes)
       .def("times", &times_of)
