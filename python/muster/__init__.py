@@ -86,12 +86,11 @@ if not _requirements.torch_is_being_imported():
 def __getattr__(name: str) -> object:
     if name == "__version__":
         return importlib.import_module("muster._build").VERSION
-    if name in ("hooks", "nn", "optim"):
-        _requirements.check()
-        return importlib.import_module(f"muster.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     _requirements.check()
+    if name in ("hooks", "nn", "optim"):
+        return importlib.import_module(f"muster.{name}")
     value = getattr(importlib.import_module(_LAZY_IMPORTS.get(name, "muster.errors")), name)
     globals()[name] = value
     return value

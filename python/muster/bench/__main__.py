@@ -118,12 +118,9 @@ def main(arguments: list[str]) -> int:
             for row in measured:
                 rows.append(row)
                 table.add(row)
-    except ValueError as error:
+    except (ValueError, BenchFailedError) as error:
         print(f"muster bench {options.bench}: {error}", file=sys.stderr)
-        return 2
-    except BenchFailedError as error:
-        print(f"muster bench {options.bench}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError) else 1
     if options.json:
         write_json(options.json, rows)
     if options.markdown:

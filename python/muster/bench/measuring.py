@@ -12,7 +12,7 @@ import torch.distributed as dist
 import muster
 from muster._group import all_gather, process_group_of
 from muster.bench.groups import Groups
-from muster.bench.memory import COLD_FROM, cold_pool_bytes, copying, in_turn, make_tensors, slots
+from muster.bench.memory import COLD_FROM, copying, in_turn, make_tensors, pool_size
 from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
 from muster.bench.timing import interleave, interleave_calls
 
@@ -23,7 +23,7 @@ class Variant:
 
     group: str
     allocate: Callable[[int], torch.Tensor] | None = None  # None: ordinary tensors
-    direct: bool = False
+    direct: Callable[[Tensors, Any], Call] | None = None  # over muster.Group
 
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -38,19 +38,15 @@ def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: d
     operation = OPERATIONS[name]
     like = shapes(operation, size, getattr(torch, options["dtype"]))
     size = max(like.input.nbytes, like.output.nbytes)
-    count = slots(size, cold_pool_bytes()) if buffers == "cold" and size else 1
-    ordinary = make_tensors(operation, like, count, _ordinary)
+    count = pool_size(size, buffers)
+    ordinary = make_tensors(operation, like, count)
     calls: dict[str, Call] = {}
     notes: dict[str, str] = {}
     for variant, what in _variants(groups, operation, options).items():
         tensors = make_tensors(operation, like, count, what.allocate) if what.allocate else ordinary
-        if what.direct and operation.direct:
-            direct = muster.group(groups[what.group])
-            bound = [operation.direct(one, direct) for one in tensors]
-        else:
-            bound = [operation.call(one, groups[what.group]) for one in tensors]
-        reason = agreed(failure(operation, tensors[0], bound[0]))
-        if reason:
+        group = muster.group(groups[what.group]) if what.direct else groups[what.group]
+        bound = [(what.direct or operation.call)(one, group) for one in tensors]
+        if reason := agreed(failure(operation, tensors[0], bound[0])):
             notes[variant] = reason
             groups.recreate(what.group)
         else:
@@ -79,12 +75,8 @@ def _variants(groups: Groups, operation: Operation, options: dict[str, Any]) -> 
             "muster", lambda size: backend.allocate_tensor(size, dtype=torch.uint8, device=cpu)
         )
     if "direct" in options["variants"] and operation.direct:
-        variants["direct"] = Variant("muster", direct=True)
+        variants["direct"] = Variant("muster", direct=operation.direct)
     return variants
-
-
-def _ordinary(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8)
 
 
 def shapes(operation: Operation, size: int, dtype: torch.dtype) -> Tensors:

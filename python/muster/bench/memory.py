@@ -20,7 +20,7 @@ _LARGEST_POOL = 1 << 30
 _ALIGNED = 64
 
 
-def cold_pool_bytes() -> int:
+def _cold_pool_bytes() -> int:
     """Returns twice the size of the last-level cache."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip()
@@ -30,13 +30,17 @@ def cold_pool_bytes() -> int:
     return min(2 * cache, _LARGEST_POOL)
 
 
-def slots(size: int, pool: int) -> int:
-    """Returns the number of tensors of `size` bytes in a pool. A single tensor is warm memory."""
-    return max(1, -(-pool // max(size, 1)))
+def pool_size(size: int, buffers: str) -> int:
+    """Returns the number of tensors of `size` bytes in the pool of cold buffers. A single tensor is warm memory."""
+    return -(-_cold_pool_bytes() // size) if buffers == "cold" and size else 1
+
+
+def _allocate(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def make_tensors(
-    operation: Operation, like: Tensors, count: int, allocate: Callable[[int], torch.Tensor]
+    operation: Operation, like: Tensors, count: int, allocate: Callable[[int], torch.Tensor] = _allocate
 ) -> list[Tensors]:
     """Returns `count` pairs of input and output with the shapes of `like`, written once.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from muster.bench.collectives import BUFFERS, means, time_row
 from muster.bench.jobs import MPIS, OWN, Job, available, running
-from muster.bench.memory import COLD_FROM, cold_pool_bytes, slots
+from muster.bench.memory import COLD_FROM, pool_size
 from muster.bench.report import BenchFailedError, Row, parse_names, parse_numbers, parse_size
 from muster.bench.timing import find_repeats, in_rounds
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _measure(jobs: dict[str, Job], op: str, size: int, buffers: str, quick: bool) -> Row:
-    count = slots(size, cold_pool_bytes()) if buffers == "cold" else 1
+    count = pool_size(size, buffers)
     rounds, seconds = (3, 0.03) if quick else (7, 0.15)
     microseconds: dict[str, float] = {}
     moved = 0

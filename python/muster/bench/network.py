@@ -99,7 +99,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
 def _count(groups: Groups, name: str, size: int, options: dict[str, Any]) -> dict[str, Any]:
     operation = OPERATIONS[name]
     like = measuring.shapes(operation, size, torch.float32)
-    tensors = make_tensors(operation, like, 1, lambda size: torch.empty(size, dtype=torch.uint8))[0]
+    tensors = make_tensors(operation, like, 1)[0]
     sent, notes = {}, {}
     for variant in ("muster", options["peer"]):
         call = operation.call(tensors, groups[variant])

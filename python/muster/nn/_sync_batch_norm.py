@@ -95,9 +95,8 @@ class _Normalize(torch.autograd.Function):
         if weight is not None:
             scale = scale * weight
         input_gradient = scale.view(shape) * (gradient - along.view(shape) - normal * across.view(shape))
-        if weight is None:
-            return input_gradient.to(x.dtype), None, None, None, None
-        return input_gradient.to(x.dtype), ours[1].to(weight.dtype), ours[0].to(weight.dtype), None, None
+        others = (None, None) if weight is None else (ours[1].to(weight.dtype), ours[0].to(weight.dtype))
+        return input_gradient.to(x.dtype), *others, None, None
 
 
 _normalize: Any = _Normalize.apply
