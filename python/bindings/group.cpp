@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
+#include <cstring>
 #include <functional>
 #include <string_view>
 
@@ -333,11 +334,12 @@ PyObject* invoke(PyObject* self, PyObject* const* values, Py_ssize_t count, PyOb
   return guarded([&] { return kFunction(backend_of(self), {values, count, keywords}); });
 }
 
-/// `doc` begins with the signature in CPython's format, for inspect.signature() and help(): "($self,
-/// ...)\n--\n\n...".
+/// `doc` begins with the name and the signature in CPython's format, for inspect.signature() and help():
+/// "name($self, ...)\n--\n\n...".
 template <Function kFunction>
-PyMethodDef method(const char* name, const char* doc) {
-  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&invoke<kFunction>)),
+PyMethodDef method(const char* doc) {
+  static const std::string name(doc, std::strchr(doc, '('));
+  return {name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&invoke<kFunction>)),
           METH_FASTCALL | METH_KEYWORDS, doc};
 }
 
@@ -345,41 +347,32 @@ PyMethodDef method(const char* name, const char* doc) {
 
 void bind_group(py::module_& module) {
   static std::array<PyMethodDef, 12> methods{{
-      method<&all_reduce>("all_reduce",
-                          "all_reduce($self, tensor, op='sum', async_op=False, timeout=None)\n--\n\n"
+      method<&all_reduce>("all_reduce($self, tensor, op='sum', async_op=False, timeout=None)\n--\n\n"
                           "Combines the tensors of all ranks, in place at each rank."),
       method<&reduce>(
-          "reduce",
           "reduce($self, tensor, root, op='sum', async_op=False, timeout=None)\n--\n\n"
           "Combines the tensors of all ranks, in place at the root. The tensors of the other ranks do not change."),
-      method<&broadcast>("broadcast",
-                         "broadcast($self, tensor, root, async_op=False, timeout=None)\n--\n\n"
+      method<&broadcast>("broadcast($self, tensor, root, async_op=False, timeout=None)\n--\n\n"
                          "Copies the root's tensor to all ranks, in place."),
       method<&all_gather_into_tensor>(
-          "all_gather_into_tensor",
           "all_gather_into_tensor($self, output, input, async_op=False, timeout=None)\n--\n\n"
           "Writes the inputs of all ranks to output, in rank order. output has size times as many elements as input."),
       method<&reduce_scatter>(
-          "reduce_scatter",
           "reduce_scatter($self, output, input, op='sum', async_op=False, timeout=None)\n--\n\n"
           "Combines the inputs of all ranks. Each rank gets its block in output; input has size blocks."),
       method<&all_to_all_single>(
-          "all_to_all_single",
           "all_to_all_single($self, output, input, output_splits=None, input_splits=None, async_op=False, "
           "timeout=None)\n--\n\n"
           "Sends one block of input to each rank, and writes the blocks that arrive to output. Splits are rows of "
           "the first dimension, by rank;\nwithout them all blocks are equal."),
-      method<&barrier>("barrier",
-                       "barrier($self, async_op=False, timeout=None)\n--\n\n"
+      method<&barrier>("barrier($self, async_op=False, timeout=None)\n--\n\n"
                        "Returns when all ranks have called it."),
       method<&send>(
-          "send",
           "send($self, tensor, dst, tag=0, async_op=False)\n--\n\n"
           "Sends to one rank, which must call recv() with the same tag. Returns when the tensor may be changed again."),
-      method<&recv>("recv",
-                    "recv($self, tensor, src=None, tag=0, async_op=False)\n--\n\n"
+      method<&recv>("recv($self, tensor, src=None, tag=0, async_op=False)\n--\n\n"
                     "Receives from one rank, or without src from the first that sends. Returns the sender's rank."),
-      method<&empty>("_empty", "_empty($self, count, dtype)\n--\n\nBehind Group.empty()."),
+      method<&empty>("_empty($self, count, dtype)\n--\n\nBehind Group.empty()."),
       {"abort", &abort, METH_NOARGS,
        "abort($self)\n--\n\nAborts the group: pending and later calls raise muster.AbortedError."},
       {},
