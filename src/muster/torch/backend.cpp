@@ -112,7 +112,7 @@ void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const
   TensorWork::start(work, std::move(parts), sequence != 0 ? sequence : group_->sequence());
 }
 
-TensorRequest ProcessGroupMuster::request_in_block(c10d::OpType type, const char* title) {
+TensorRequest ProcessGroupMuster::request_in_block(OpType type, const char* title) {
   TensorRequest request(type, title, /*async=*/true);
   joined_block_ = false;
   request.block_guard = std::shared_ptr<void>(nullptr, [this](void*) {
@@ -125,8 +125,8 @@ void ProcessGroupMuster::startCoalescing() {
   std::thread::id none;
   check_argument(coalescing_thread_.compare_exchange_strong(none, std::this_thread::get_id()), "start_coalescing",
                  "this process group has an open coalescing block already");
-  block_ = c10::make_intrusive<TensorWork>(
-      rank_, TensorRequest(c10d::OpType::COALESCED, "muster:coalesced", /*async=*/true), at::TensorList(), pending_);
+  block_ = c10::make_intrusive<TensorWork>(rank_, TensorRequest(OpType::COALESCED, "muster:coalesced", /*async=*/true),
+                                           at::TensorList(), pending_);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::endCoalescing() {
@@ -145,7 +145,7 @@ void ProcessGroupMuster::cancelCoalescing() {
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::barrier(const c10d::BarrierOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::BARRIER, "muster:barrier", options.asyncOp);
+  TensorRequest request = this->request(OpType::BARRIER, "muster:barrier", options.asyncOp);
   request.add(Collective::kBarrier, {}, {});
   return launch(std::move(request), {}, options.timeout);
 }

@@ -27,6 +27,7 @@ class ProcessGroupMuster final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<std::vector<at::Tensor>>;
   using Milliseconds = std::chrono::milliseconds;
+  using OpType = c10d::OpType;
 
   /// Called with each new backend: one from create(), or one that split(), merge(), shrink() or duplicate() makes.
   using OnCreate = std::function<void(const c10::intrusive_ptr<ProcessGroupMuster>&)>;
@@ -54,7 +55,6 @@ class ProcessGroupMuster final : public c10d::Backend {
                               const c10d::ReduceScatterOptions& options) override;
   Handle reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                          const c10d::ReduceScatterOptions& options) override;
-  // backend_sparse.cpp
   /// Blocks, also with asyncOp, because the message sizes are known only after an exchange.
   Handle allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
 
@@ -131,11 +131,14 @@ class ProcessGroupMuster final : public c10d::Backend {
 
   bool coalescing() const { return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   /// Makes the request of a call. Must come first in the call: in a coalescing block, a request that is destroyed
-  /// before launch(), such as by a failed argument check, cancels the block.
-  TensorRequest request(c10d::OpType type, const char* title, bool async) {
-    return coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
+  /// before launch(), such as by a failed argument check, cancels the block. The call's Work, if any, returns
+  /// `outputs`.
+  TensorRequest request(OpType type, const char* title, bool async, at::TensorList outputs = {}) {
+    TensorRequest made = coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
+    if (made.async) made.outputs = outputs.vec();
+    return made;
   }
-  TensorRequest request_in_block(c10d::OpType type, const char* title);
+  TensorRequest request_in_block(OpType type, const char* title);
   Milliseconds timeout_or_default(Milliseconds timeout) const {
     return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
   }
@@ -145,7 +148,7 @@ class ProcessGroupMuster final : public c10d::Backend {
   Handle launch(TensorRequest&& request, at::TensorList inputs, Milliseconds timeout = c10d::kUnsetTimeout);
   muster::Work submit(TensorRequest& request, const CallOptions& options);
   void start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options);
-  Handle launch_recv(Tensors& tensors, int source, int tag, c10d::OpType type);
+  Handle launch_recv(Tensors& tensors, int source, int tag, OpType type);
   c10::intrusive_ptr<ProcessGroupMuster> wrap_child_group(std::unique_ptr<Store> store,
                                                           Result<std::unique_ptr<Group>> group,
                                                           Milliseconds timeout) const;

@@ -47,7 +47,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall_base(at::Tensor& output,
                                                              std::vector<int64_t>& output_splits,
                                                              std::vector<int64_t>& input_splits,
                                                              const c10d::AllToAllOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp);
+  TensorRequest request = this->request(OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp, output);
   value_or_throw(check_sendable(input));
   value_or_throw(check_sendable(output));
   // Gloo has the same rule. Splits count rows, and in a contiguous tensor a row is one block of memory.
@@ -65,13 +65,12 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall_base(at::Tensor& output,
   Operation& operation = request.add_disjoint(Collective::kAllToAll, request.read(input), request.write(output));
   operation.counts = std::move(sent);
   operation.receive_counts = std::move(received);
-  if (request.async) request.outputs = {output};
   return launch(std::move(request), input, options.timeout);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::alltoall(Tensors& outputs, Tensors& inputs,
                                                         const c10d::AllToAllOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::ALLTOALL, "muster:all_to_all", options.asyncOp);
+  TensorRequest request = this->request(OpType::ALLTOALL, "muster:all_to_all", options.asyncOp, outputs);
   check_argument(!inputs.empty(), kAllToAll, "the input list is empty");
   value_or_throw(check_sendable(inputs.front()));
   check_list(inputs, inputs.front(), size_, kAllToAll, "input");
@@ -80,34 +79,32 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall(Tensors& outputs, Tensor
   // Passes counts even if they are equal here, because they may differ at another rank.
   operation.counts = counts_of(inputs);
   operation.receive_counts = counts_of(outputs);
-  if (request.async) request.outputs = outputs;
   return launch(std::move(request), inputs, options.timeout);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::send(Tensors& tensors, int dst, int tag) {
-  TensorRequest request = this->request(c10d::OpType::SEND, "muster:send", /*async=*/true);
+  TensorRequest request = this->request(OpType::SEND, "muster:send", /*async=*/true);
   const at::Tensor& tensor = single_tensor(tensors, "send");
   const Rank peer = check_rank(dst, size_, "send", "destination");
   request.messages.push_back({request.read(tensor), peer, tag_of(tag, "send"), true});
   return launch(std::move(request), tensors);
 }
 
-ProcessGroupMuster::Handle ProcessGroupMuster::launch_recv(Tensors& tensors, int src, int tag, c10d::OpType type) {
-  const bool any = type == c10d::OpType::RECVANYSOURCE;
-  TensorRequest request = this->request(type, any ? "muster:recvAnySource" : "muster:recv", /*async=*/true);
+ProcessGroupMuster::Handle ProcessGroupMuster::launch_recv(Tensors& tensors, int src, int tag, OpType type) {
+  const bool any = type == OpType::RECVANYSOURCE;
+  TensorRequest request = this->request(type, any ? "muster:recvAnySource" : "muster:recv", /*async=*/true, tensors);
   const at::Tensor& tensor = single_tensor(tensors, "recv");
   const Rank peer = any ? kAnyRank : check_rank(src, size_, "recv", "source");
   request.messages.push_back({request.write(tensor), peer, tag_of(tag, "recv"), false});
-  request.outputs = tensors;
   return launch(std::move(request), tensors);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::recv(Tensors& tensors, int src, int tag) {
-  return launch_recv(tensors, src, tag, c10d::OpType::RECV);
+  return launch_recv(tensors, src, tag, OpType::RECV);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::recvAnysource(Tensors& tensors, int tag) {
-  return launch_recv(tensors, kAnyRank, tag, c10d::OpType::RECVANYSOURCE);
+  return launch_recv(tensors, kAnyRank, tag, OpType::RECVANYSOURCE);
 }
 
 }  // namespace muster

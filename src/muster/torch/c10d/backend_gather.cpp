@@ -67,7 +67,7 @@ void add_gather_of_several(TensorRequest& request, const std::vector<std::vector
 }  // namespace
 
 ProcessGroupMuster::Handle ProcessGroupMuster::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::BROADCAST, "muster:broadcast", options.asyncOp);
+  TensorRequest request = this->request(OpType::BROADCAST, "muster:broadcast", options.asyncOp, tensors);
   if (tensors.size() != 1) check_alike(tensors, "broadcast");
   const Rank root = check_rank(options.rootRank, size_, "broadcast");
   check_argument(options.rootTensor >= 0 && options.rootTensor < static_cast<int64_t>(tensors.size()), "broadcast",
@@ -78,13 +78,12 @@ ProcessGroupMuster::Handle ProcessGroupMuster::broadcast(Tensors& tensors, const
   for (const at::Tensor& other : tensors) {
     if (!other.is_same(tensor)) request.copy_at_end(other, tensor);
   }
-  if (request.async) request.outputs = tensors;
   return launch(std::move(request), tensors, options.timeout);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::allgather(TensorLists& outputs, Tensors& inputs,
                                                          const c10d::AllgatherOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::ALLGATHER, "muster:all_gather", options.asyncOp);
+  TensorRequest request = this->request(OpType::ALLGATHER, "muster:all_gather", options.asyncOp);
   if (inputs.size() > 1) {
     add_gather_of_several(request, outputs, inputs, size_);
   } else {
@@ -96,7 +95,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather(TensorLists& outputs, T
 
 ProcessGroupMuster::Handle ProcessGroupMuster::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                                    const c10d::AllgatherOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::ALLGATHER_COALESCED, "muster:all_gather", options.asyncOp);
+  TensorRequest request = this->request(OpType::ALLGATHER_COALESCED, "muster:all_gather", options.asyncOp);
   constexpr const char* kTitle = "all_gather_coalesced";
   check_argument(static_cast<int>(outputs.size()) == size_, kTitle, "takes one output list for each rank, ", size_,
                  ", not ", outputs.size());
@@ -126,7 +125,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather_into_tensor_coalesced(T
                                                                                const c10d::AllgatherOptions& options) {
   constexpr const char* kTitle = "all_gather_into_tensor";
   TensorRequest request =
-      this->request(c10d::OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", options.asyncOp);
+      this->request(OpType::_ALLGATHER_BASE, "muster:all_gather_into_tensor", options.asyncOp, outputs);
   check_argument(outputs.size() == inputs.size(), kTitle, "outputs and inputs must have the same number of tensors");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_divisible(outputs[i], inputs[i], size_, kTitle);
@@ -134,13 +133,12 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allgather_into_tensor_coalesced(T
     const size_t own = rank_ * input.bytes();
     request.add_disjoint(Collective::kAllGather, std::move(input), request.write(outputs[i]), own);
   }
-  if (request.async) request.outputs = outputs;
   return launch(std::move(request), inputs, options.timeout);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::gather(TensorLists& outputs, Tensors& inputs,
                                                       const c10d::GatherOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::GATHER, "muster:gather", options.asyncOp);
+  TensorRequest request = this->request(OpType::GATHER, "muster:gather", options.asyncOp);
   const at::Tensor& tensor = single_tensor(inputs, "gather");
   const Rank root = check_rank(options.rootRank, size_, "gather");
   BufferView input = request.read(tensor);
@@ -159,7 +157,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::gather(TensorLists& outputs, Tens
 
 ProcessGroupMuster::Handle ProcessGroupMuster::scatter(Tensors& outputs, TensorLists& inputs,
                                                        const c10d::ScatterOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::SCATTER, "muster:scatter", options.asyncOp);
+  TensorRequest request = this->request(OpType::SCATTER, "muster:scatter", options.asyncOp, outputs);
   const at::Tensor& tensor = single_tensor(outputs, "scatter");
   const Rank root = check_rank(options.rootRank, size_, "scatter");
   BufferView output = request.write(tensor);
@@ -170,7 +168,6 @@ ProcessGroupMuster::Handle ProcessGroupMuster::scatter(Tensors& outputs, TensorL
   } else {
     check_argument(flatten(inputs).empty(), "scatter", "only the root, rank ", root, ", has inputs");
   }
-  if (request.async) request.outputs = outputs;
   request.add_disjoint(Collective::kScatter, std::move(input), std::move(output), own).call.root = root;
   return launch(std::move(request), outputs, options.timeout);
 }

@@ -45,19 +45,18 @@ BufferView combine_locally(TensorRequest& request, const std::vector<at::Tensor>
 }  // namespace
 
 ProcessGroupMuster::Handle ProcessGroupMuster::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::ALLREDUCE, "muster:all_reduce", options.asyncOp);
+  TensorRequest request = this->request(OpType::ALLREDUCE, "muster:all_reduce", options.asyncOp, tensors);
   check_argument(!tensors.empty(), "all_reduce", "the list of tensors is empty");
   if (tensors.front().layout() == c10::kSparse) return allreduce_sparse(tensors, options);
   BufferView data =
       tensors.size() == 1 ? request.in_place(tensors.front()) : combine_locally(request, tensors, options.reduceOp);
   set_reduction(request.add(Collective::kAllReduce, data, data), options.reduceOp);
-  if (request.async) request.outputs = tensors;
   return launch(std::move(request), tensors, options.timeout);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tensors,
                                                                    const c10d::AllreduceCoalescedOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::ALLREDUCE_COALESCED, "muster:all_reduce", options.asyncOp);
+  TensorRequest request = this->request(OpType::ALLREDUCE_COALESCED, "muster:all_reduce", options.asyncOp, tensors);
   for (const at::Tensor& tensor : tensors) {
     value_or_throw(check_sendable(tensor));
     check_argument(tensor.scalar_type() == tensors.front().scalar_type(), "all_reduce_coalesced",
@@ -68,25 +67,23 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tens
     BufferView data = request.in_place(tensors);
     set_reduction(request.add(Collective::kAllReduce, data, data), options.reduceOp);
   }
-  request.outputs = tensors;
   return launch(std::move(request), tensors, options.timeout);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::REDUCE, "muster:reduce", options.asyncOp);
+  TensorRequest request = this->request(OpType::REDUCE, "muster:reduce", options.asyncOp, tensors);
   const at::Tensor& tensor = single_tensor(tensors, "reduce");
   const Rank root = check_rank(options.rootRank, size_, "reduce");
   BufferView data = rank_ == root ? request.in_place(tensor) : request.read(tensor);
   Operation& operation = request.add(Collective::kReduce, data, data);
   set_reduction(operation, options.reduceOp);
   operation.call.root = root;
-  if (request.async) request.outputs = tensors;
   return launch(std::move(request), tensors, options.timeout);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                               const c10d::ReduceScatterOptions& options) {
-  TensorRequest request = this->request(c10d::OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.asyncOp);
+  TensorRequest request = this->request(OpType::REDUCE_SCATTER, "muster:reduce_scatter", options.asyncOp, outputs);
   const at::Tensor& output = single_tensor(outputs, kReduceScatter);
   const Tensors& list = single_list(inputs, kReduceScatter);
   check_list(list, output, size_, kReduceScatter, "input");
@@ -99,7 +96,6 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter(Tensors& outputs, 
       request.add_disjoint(Collective::kReduceScatter, request.read(list), request.write(output), own);
   set_reduction(operation, options.reduceOp);
   operation.counts = std::move(counts);
-  if (request.async) request.outputs = outputs;
   return launch(std::move(request), list, options.timeout);
 }
 
@@ -113,8 +109,8 @@ ProcessGroupMuster::Handle ProcessGroupMuster::_reduce_scatter_base(at::Tensor& 
 ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
   constexpr const char* kTitle = "reduce_scatter_tensor";
-  TensorRequest request = this->request(inputs.size() == 1 ? c10d::OpType::_REDUCE_SCATTER_BASE : kReduceScatterTensors,
-                                        "muster:reduce_scatter_tensor", options.asyncOp);
+  TensorRequest request = this->request(inputs.size() == 1 ? OpType::_REDUCE_SCATTER_BASE : kReduceScatterTensors,
+                                        "muster:reduce_scatter_tensor", options.asyncOp, outputs);
   check_argument(outputs.size() == inputs.size(), kTitle, "outputs and inputs must have the same number of tensors");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_divisible(inputs[i], outputs[i], size_, kTitle);
@@ -123,7 +119,6 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reduce_scatter_tensor_coalesced(
     set_reduction(request.add_disjoint(Collective::kReduceScatter, request.read(inputs[i]), std::move(output), own),
                   options.reduceOp);
   }
-  if (request.async) request.outputs = outputs;
   return launch(std::move(request), inputs, options.timeout);
 }
 
