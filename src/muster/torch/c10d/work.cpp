@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 
@@ -58,15 +57,11 @@ struct CompletionContext {
 
 bool profiled() { return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value(); }
 
-std::optional<std::vector<at::Tensor>> profiler_inputs(at::TensorList inputs) {
-  if (!profiled()) return std::nullopt;
-  return inputs.vec();
-}
-
 }  // namespace
 
 TensorWork::TensorWork(int rank, TensorRequest request, at::TensorList inputs, std::shared_ptr<PendingWorks> pending)
-    : c10d::Work(rank, request.type, profiled() ? request.title : nullptr, profiler_inputs(inputs)),
+    : c10d::Work(rank, request.type, profiled() ? request.title : nullptr,
+                 profiled() ? std::optional(inputs.vec()) : std::nullopt),
       request_(std::move(request)),
       pending_(std::move(pending)) {}
 
@@ -209,21 +204,13 @@ float TensorWork::getDuration() const {
   return std::chrono::duration<float, std::milli>(ended_ - began_).count();
 }
 
-struct ProfilerEvent::Guard {
-  at::RecordFunction record{at::RecordScope::USER_SCOPE};
-};
-
 ProfilerEvent::ProfilerEvent(const char* title, at::TensorList inputs) {
   if (!profiled()) return;
-  guard_ = std::make_unique<Guard>();
-  if (!guard_->record.isActive()) return;
-  guard_->record._setAsync();  // as for Works: trace readers expect collectives to be asynchronous events
+  record_.emplace(at::RecordScope::USER_SCOPE);
+  if (!record_->isActive()) return;
+  record_->_setAsync();  // as for Works: trace readers expect collectives to be asynchronous events
   const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
-  guard_->record.before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
-}
-
-ProfilerEvent::~ProfilerEvent() {
-  if (guard_) guard_->record.end();
+  record_->before(title, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
 }
 
 }  // namespace muster

@@ -6,8 +6,10 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "muster/group/group.h"
@@ -107,13 +109,9 @@ class TensorWork final : public c10d::Work {
 class ProfilerEvent {
  public:
   ProfilerEvent(const char* title, at::TensorList inputs);
-  ~ProfilerEvent();
-  ProfilerEvent(const ProfilerEvent&) = delete;
-  ProfilerEvent& operator=(const ProfilerEvent&) = delete;
 
  private:
-  struct Guard;
-  std::unique_ptr<Guard> guard_;
+  std::optional<at::RecordFunction> record_;  ///< none without a profiler; its destructor ends the event
 };
 
 }  // namespace muster
