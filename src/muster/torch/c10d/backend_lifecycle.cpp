@@ -22,14 +22,8 @@ void ProcessGroupMuster::waitForPendingWorks() {
 c10d::ErrorType ProcessGroupMuster::getError() {
   const Result<> status = group_->status();
   if (status) return c10d::ErrorType::SUCCESS;
-  switch (status.error().code) {
-    case ErrorCode::kTimeout:
-      return c10d::ErrorType::TIMEOUT;
-    case ErrorCode::kPeerLost:
-      return c10d::ErrorType::REMOTE_ERROR;
-    default:
-      return c10d::ErrorType::COMM_ERROR;
-  }
+  if (status.error().code == ErrorCode::kTimeout) return c10d::ErrorType::TIMEOUT;
+  return status.error().code == ErrorCode::kPeerLost ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;
 }
 
 void ProcessGroupMuster::abort() {
