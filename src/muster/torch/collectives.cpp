@@ -69,48 +69,43 @@ std::shared_ptr<Group> join_job() {
 }
 
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions& options) {
-  blocking("all_reduce",
-           [&](TensorRequest& request) { return group.all_reduce(request.in_place(tensor), op, options); });
+  blocking("all_reduce", [&](auto& request) { return group.all_reduce(request.in_place(tensor), op, options); });
 }
 
 void all_reduce(Group& group, const std::vector<at::Tensor>& tensors, ReduceOp op, const CallOptions& options) {
   for (const auto& list : by_dtype(tensors)) {
-    blocking("all_reduce",
-             [&](TensorRequest& request) { return group.all_reduce(request.in_place(list), op, options); });
+    blocking("all_reduce", [&](auto& request) { return group.all_reduce(request.in_place(list), op, options); });
   }
 }
 
 void reduce(Group& group, at::Tensor tensor, ReduceOp op, Rank root, const CallOptions& options) {
   const bool here = group.membership().rank == root;
-  blocking("reduce", [&](TensorRequest& request) {
+  blocking("reduce", [&](auto& request) {
     return group.reduce(here ? request.in_place(tensor) : request.read(tensor), op, root, options);
   });
 }
 
 void broadcast(Group& group, at::Tensor tensor, Rank root, const CallOptions& options) {
-  blocking("broadcast",
-           [&](TensorRequest& request) { return group.broadcast(request.in_place(tensor), root, options); });
+  blocking("broadcast", [&](auto& request) { return group.broadcast(request.in_place(tensor), root, options); });
 }
 
 void broadcast(Group& group, const std::vector<at::Tensor>& tensors, Rank root, const CallOptions& options) {
   for (const auto& list : by_dtype(tensors)) {
-    blocking("broadcast",
-             [&](TensorRequest& request) { return group.broadcast(request.in_place(list), root, options); });
+    blocking("broadcast", [&](auto& request) { return group.broadcast(request.in_place(list), root, options); });
   }
 }
 
 at::Tensor all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options) {
   at::Tensor output = slots_like(tensor, group.membership().size);
-  blocking("all_gather", [&](TensorRequest& request) {
-    return group.all_gather(request.read(tensor), request.write(output), options);
-  });
+  blocking("all_gather",
+           [&](auto& request) { return group.all_gather(request.read(tensor), request.write(output), options); });
   return output;
 }
 
 at::Tensor gather(Group& group, const at::Tensor& tensor, Rank root, const CallOptions& options) {
   at::Tensor output;
   if (group.membership().rank == root) output = slots_like(tensor, group.membership().size);
-  blocking("gather", [&](TensorRequest& request) {
+  blocking("gather", [&](auto& request) {
     return group.gather(request.read(tensor), output.defined() ? request.write(output) : BufferView(), root, options);
   });
   return output;
@@ -119,7 +114,7 @@ at::Tensor gather(Group& group, const at::Tensor& tensor, Rank root, const CallO
 void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank root, const CallOptions& options) {
   const bool here = group.membership().rank == root;
   if (here) check_slots(tensors, group.membership().size, "scatter");
-  blocking("scatter", [&](TensorRequest& request) {
+  blocking("scatter", [&](auto& request) {
     BufferView output = request.write(tensor);
     BufferView input;
     if (here) input = request.copy_if_overlapping(request.read(tensors), output, root * output.bytes());
@@ -130,7 +125,7 @@ void scatter(Group& group, const at::Tensor& tensors, at::Tensor tensor, Rank ro
 at::Tensor reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op, const CallOptions& options) {
   check_slots(tensors, group.membership().size, "reduce_scatter");
   at::Tensor output = at::empty(tensors.sizes().slice(1), tensors.options());
-  blocking("reduce_scatter", [&](TensorRequest& request) {
+  blocking("reduce_scatter", [&](auto& request) {
     return group.reduce_scatter(request.read(tensors), request.write(output), op, options);
   });
   return output;
@@ -139,19 +134,18 @@ at::Tensor reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op, 
 at::Tensor all_to_all(Group& group, const at::Tensor& tensors, const CallOptions& options) {
   check_slots(tensors, group.membership().size, "all_to_all");
   at::Tensor output = at::empty(tensors.sizes(), tensors.options());
-  blocking("all_to_all", [&](TensorRequest& request) {
-    return group.all_to_all(request.read(tensors), request.write(output), options);
-  });
+  blocking("all_to_all",
+           [&](auto& request) { return group.all_to_all(request.read(tensors), request.write(output), options); });
   return output;
 }
 
 void send(Group& group, const at::Tensor& tensor, Rank dst, uint32_t tag, const CallOptions& options) {
-  blocking("send", [&](TensorRequest& request) { return group.send(request.read(tensor), dst, tag, options); });
+  blocking("send", [&](auto& request) { return group.send(request.read(tensor), dst, tag, options); });
 }
 
 Rank recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag, const CallOptions& options) {
   Rank sender = src;
-  blocking("recv", [&](TensorRequest& request) {
+  blocking("recv", [&](auto& request) {
     const muster::Work work = group.receive(request.write(tensor), src, tag, options);
     static_cast<void>(work.wait());
     if (src == kAnyRank) sender = work.source();
