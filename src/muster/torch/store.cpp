@@ -42,36 +42,32 @@ class C10dStoreAdapter final : public c10d::Store {
   }
 
   using c10d::Store::set;
-  void set(const std::string& key, const Bytes& value) override { store_value(store_->set(key, value, deadline())); }
+  void set(const Key& key, const Bytes& value) override { store_value(store_->set(key, value, deadline())); }
   using c10d::Store::compareSet;
-  Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+  Bytes compareSet(const Key& key, const Bytes& expected, const Bytes& desired) override {
     return store_value(store_->compare_set(key, expected, desired, deadline()));
   }
-  Bytes get(const std::string& key) override { return store_value(store_->get(key, deadline())); }
-  int64_t add(const std::string& key, int64_t value) override {
-    return store_value(store_->add(key, value, deadline()));
-  }
-  bool deleteKey(const std::string& key) override { return store_value(store_->delete_key(key, deadline())); }
-  bool check(const std::vector<std::string>& keys) override { return store_value(store_->check(keys, deadline())); }
+  Bytes get(const Key& key) override { return store_value(store_->get(key, deadline())); }
+  int64_t add(const Key& key, int64_t value) override { return store_value(store_->add(key, value, deadline())); }
+  bool deleteKey(const Key& key) override { return store_value(store_->delete_key(key, deadline())); }
+  bool check(const std::vector<Key>& keys) override { return store_value(store_->check(keys, deadline())); }
   int64_t getNumKeys() override { return store_value(store_->num_keys(deadline())); }
-  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
-  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+  void wait(const std::vector<Key>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<Key>& keys, const milliseconds& timeout) override {
     store_value(store_->wait(keys, Deadline::after(timeout)));
   }
-  void append(const std::string& key, const Bytes& value) override {
-    store_value(store_->append(key, value, deadline()));
-  }
-  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override {
+  void append(const Key& key, const Bytes& value) override { store_value(store_->append(key, value, deadline())); }
+  std::vector<Bytes> multiGet(const std::vector<Key>& keys) override {
     return store_value(store_->multi_get(keys, deadline()));
   }
-  void multiSet(const std::vector<std::string>& keys, const std::vector<Bytes>& values) override {
+  void multiSet(const std::vector<Key>& keys, const std::vector<Bytes>& values) override {
     store_value(store_->multi_set(keys, values, deadline()));
   }
   bool hasExtendedApi() const override { return true; }
-  void queuePush(const std::string& key, const Bytes& value) override {
+  void queuePush(const Key& key, const Bytes& value) override {
     store_value(store_->queue_push(key, value, deadline()));
   }
-  Bytes queuePop(const std::string& key, bool block) override {
+  Bytes queuePop(const Key& key, bool block) override {
     if (block) return store_value(store_->queue_pop(key, deadline()));
     // Another process may take the element between the two calls. Then this waits up to 100 ms instead of not at all.
     if (queueLen(key) > 0) {
@@ -80,15 +76,15 @@ class C10dStoreAdapter final : public c10d::Store {
     }
     throw c10::DistQueueEmptyError("the queue \"" + key + "\" is empty");
   }
-  int64_t queueLen(const std::string& key) override { return store_value(store_->queue_length(key, deadline())); }
+  int64_t queueLen(const Key& key) override { return store_value(store_->queue_length(key, deadline())); }
 
   // Not virtual in every version of torch, hence no `override`.
 #ifdef __clang__
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Winconsistent-missing-override"
 #endif
-  std::vector<std::string> listKeys() { return store_value(store_->list_keys("", deadline())); }
-  void barrier(const std::string& key, int64_t world_size, const milliseconds& timeout) {
+  std::vector<Key> listKeys() { return store_value(store_->list_keys("", deadline())); }
+  void barrier(const Key& key, int64_t world_size, const milliseconds& timeout) {
     store_value(store_->barrier(key, world_size, Deadline::after(timeout)));
   }
 #ifdef __clang__
@@ -108,6 +104,40 @@ std::vector<Key> all_keys(C10dStore& store) {
     return store.listKeys();
   } else {
     C10_THROW_ERROR(NotImplementedError, "this version of torch cannot list the keys of a store");
+  }
+}
+
+/// Runs `call`. Its exceptions become Errors.
+template <class Call>
+auto guarded(const Deadline& deadline, Call call) -> Result<decltype(call())> {
+  const auto failed = [](ErrorCode code, const c10::Error& error) {
+    return fail(code, std::string("torch's store: ") + error.what_without_backtrace());
+  };
+  // c10d has no exception type for a timed out wait, and some of its stores give up just before the deadline.
+  const auto timed_out = [&](const c10::Error& error) {
+    return deadline.passed() || error.msg().find("imeout") != std::string::npos;
+  };
+  try {
+    if constexpr (std::is_void_v<decltype(call())>) {
+      call();
+      return {};
+    } else {
+      return call();
+    }
+  } catch (const c10d::TimeoutError& error) {
+    return failed(ErrorCode::kTimeout, error);
+  } catch (const c10::DistNetworkError& error) {
+    return failed(ErrorCode::kPeerLost, error);
+  } catch (const c10::DistStoreError& error) {
+    return failed(timed_out(error) ? ErrorCode::kTimeout : ErrorCode::kIo, error);
+  } catch (const c10::ValueError& error) {
+    return failed(ErrorCode::kInvalidArgument, error);
+  } catch (const c10::NotImplementedError& error) {
+    return failed(ErrorCode::kUnsupported, error);
+  } catch (const c10::Error& error) {
+    return failed(timed_out(error) ? ErrorCode::kTimeout : ErrorCode::kInternal, error);
+  } catch (const std::exception& error) {
+    return fail(ErrorCode::kInternal, std::string("torch's store: ") + error.what());
   }
 }
 
@@ -158,12 +188,40 @@ class MusterStoreAdapter final : public muster::Store {
   Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) override {
     return guarded(deadline, [&] { store_->queuePush(key, bytes(value)); });
   }
-  Result<Bytes> queue_pop(const Key& key, const Deadline& deadline) override;
+  Result<Bytes> queue_pop(const Key& key, const Deadline& deadline) override {
+    // Polls, because c10d's blocking pop is bounded only by the timeout that all users of the store share.
+    for (milliseconds pause(1);; pause = std::min(2 * pause, milliseconds(50))) {
+      auto value = guarded(deadline, [&]() -> std::optional<Bytes> {
+        try {
+          return store_->queuePop(key, /*block=*/false);
+        } catch (const c10::DistQueueEmptyError&) {
+          return std::nullopt;
+        }
+      });
+      if (!value) return tl::unexpected(value.error());
+      if (*value) return std::move(**value);
+      if (deadline.passed())
+        return fail(ErrorCode::kTimeout, "timed out waiting for an element of the queue \"" + key + "\"");
+      // tidy: allow(sleep) c10d offers nothing to wait on
+      std::this_thread::sleep_for(std::min(pause, left(deadline)));
+    }
+  }
   Result<int64_t> queue_length(const Key& key, const Deadline& deadline) override {
     return guarded(deadline, [&] { return store_->queueLen(key); });
   }
-  Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) override;
-  Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) override;
+  Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) override {
+    auto keys = guarded(deadline, [&] { return all_keys(*store_); });
+    if (keys) std::erase_if(*keys, [&](const Key& key) { return !key.starts_with(prefix); });
+    return keys;
+  }
+  Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) override {
+    if (count < 1) return fail(ErrorCode::kInvalidArgument, "a barrier needs at least one caller");
+    // c10d's own barrier never resets its counter: a second round on the same key would not wait.
+    MUSTER_ASSIGN(const int64_t arrived, add(key, 1, deadline));
+    const Key round = key + "/round/" + std::to_string((arrived - 1) / count);
+    if (arrived % count == 0) return set(round, as_bytes("done"), deadline);
+    return wait({round}, deadline);
+  }
   Result<std::unique_ptr<muster::Store>> clone() override {
     return guarded(Deadline::after(store_->getTimeout()), [&] { return store_over_c10d(store_->clone()); });
   }
@@ -173,79 +231,8 @@ class MusterStoreAdapter final : public muster::Store {
   /// At least 1 ms, because 0 means forever to c10d.
   static milliseconds left(const Deadline& deadline) { return milliseconds(std::max(1, deadline.poll_timeout_ms())); }
 
-  /// Runs `call`. Its exceptions become Errors.
-  template <class Call>
-  static auto guarded(const Deadline& deadline, Call call) -> Result<decltype(call())>;
-
   c10::intrusive_ptr<c10d::Store> store_;
 };
-
-template <class Call>
-auto MusterStoreAdapter::guarded(const Deadline& deadline, Call call) -> Result<decltype(call())> {
-  const auto failed = [](ErrorCode code, const c10::Error& error) {
-    return fail(code, std::string("torch's store: ") + error.what_without_backtrace());
-  };
-  // c10d has no exception type for a timed out wait, and some of its stores give up just before the deadline.
-  const auto timed_out = [&](const c10::Error& error) {
-    return deadline.passed() || error.msg().find("imeout") != std::string::npos;
-  };
-  try {
-    if constexpr (std::is_void_v<decltype(call())>) {
-      call();
-      return {};
-    } else {
-      return call();
-    }
-  } catch (const c10d::TimeoutError& error) {
-    return failed(ErrorCode::kTimeout, error);
-  } catch (const c10::DistNetworkError& error) {
-    return failed(ErrorCode::kPeerLost, error);
-  } catch (const c10::DistStoreError& error) {
-    return failed(timed_out(error) ? ErrorCode::kTimeout : ErrorCode::kIo, error);
-  } catch (const c10::ValueError& error) {
-    return failed(ErrorCode::kInvalidArgument, error);
-  } catch (const c10::NotImplementedError& error) {
-    return failed(ErrorCode::kUnsupported, error);
-  } catch (const c10::Error& error) {
-    return failed(timed_out(error) ? ErrorCode::kTimeout : ErrorCode::kInternal, error);
-  } catch (const std::exception& error) {
-    return fail(ErrorCode::kInternal, std::string("torch's store: ") + error.what());
-  }
-}
-
-Result<Bytes> MusterStoreAdapter::queue_pop(const Key& key, const Deadline& deadline) {
-  // Polls, because c10d's blocking pop is bounded only by the timeout that all users of the store share.
-  for (milliseconds pause(1);; pause = std::min(2 * pause, milliseconds(50))) {
-    auto value = guarded(deadline, [&]() -> std::optional<Bytes> {
-      try {
-        return store_->queuePop(key, /*block=*/false);
-      } catch (const c10::DistQueueEmptyError&) {
-        return std::nullopt;
-      }
-    });
-    if (!value) return tl::unexpected(value.error());
-    if (*value) return std::move(**value);
-    if (deadline.passed())
-      return fail(ErrorCode::kTimeout, "timed out waiting for an element of the queue \"" + key + "\"");
-    // tidy: allow(sleep) c10d offers nothing to wait on
-    std::this_thread::sleep_for(std::min(pause, left(deadline)));
-  }
-}
-
-Result<std::vector<Key>> MusterStoreAdapter::list_keys(std::string_view prefix, const Deadline& deadline) {
-  auto keys = guarded(deadline, [&] { return all_keys(*store_); });
-  if (keys) std::erase_if(*keys, [&](const Key& key) { return !key.starts_with(prefix); });
-  return keys;
-}
-
-Result<> MusterStoreAdapter::barrier(const Key& key, int64_t count, const Deadline& deadline) {
-  if (count < 1) return fail(ErrorCode::kInvalidArgument, "a barrier needs at least one caller");
-  // c10d's own barrier never resets its counter: a second round on the same key would not wait.
-  MUSTER_ASSIGN(const int64_t arrived, add(key, 1, deadline));
-  const Key round = key + "/round/" + std::to_string((arrived - 1) / count);
-  if (arrived % count == 0) return set(round, as_bytes("done"), deadline);
-  return wait({round}, deadline);
-}
 
 }  // namespace
 
