@@ -9,7 +9,6 @@
 #include "muster/base/check.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/reducer/reducer_impl.h"
-#include "muster/torch/reducer/reducer_verify.h"
 
 namespace muster {
 namespace {
@@ -32,7 +31,7 @@ Reducer::Impl::Impl(std::shared_ptr<Group> its_group, std::vector<at::Tensor> it
   TORCH_CHECK(!parameters.empty(), "a reducer needs at least one parameter that requires a gradient");
   TORCH_CHECK(options.sparse.empty() || options.sparse.size() == parameters.size(),
               "options.sparse must have an entry for each of ", parameters.size(), " parameters");
-  if (options.verify) verify_model(*this);
+  if (options.verify) verify_model();
   options.model_parameters.clear();
   options.model_buffers.clear();
   // Gradients are likely to arrive from the last parameter to the first.

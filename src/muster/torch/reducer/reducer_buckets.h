@@ -26,6 +26,12 @@ struct ReducerContext {
   bool is_sparse(size_t index) const { return !options.sparse.empty() && options.sparse[index]; }
   /// The parameter's number and name for messages, such as "3 (body.weight)".
   std::string name_of(size_t index) const;
+  /// Collective. Throws at every rank unless all ranks have the same parameters and buffers: equal in number, name,
+  /// shape, strides, dtype, device type and whether they require gradients. The error names the first rank that differs
+  /// from rank 0, the first of its tensors that differs, and the tensor's description at both ranks. Costs one small
+  /// exchange if all ranks have the same model. Compares options.model_parameters and model_buffers, or `parameters` if
+  /// there are none.
+  void verify_model() const;
 };
 
 /// Parameters by bucket, in the order of reduction.

@@ -1,5 +1,3 @@
-#include "muster/torch/reducer/reducer_verify.h"
-
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
@@ -8,6 +6,7 @@
 #include "muster/base/hash.h"
 #include "muster/torch/archive_exchange.h"
 #include "muster/torch/collectives.h"
+#include "muster/torch/reducer/reducer_buckets.h"
 
 namespace muster {
 namespace {
@@ -57,13 +56,12 @@ std::string compare(Rank rank, const std::string& here, const std::string& at_ro
 
 }  // namespace
 
-void verify_model(const ReducerContext& context) {
-  Group& group = *context.group;
-  const std::string here = describe(context);
-  const at::Tensor prints = all_gather(group, at::scalar_tensor(static_cast<int64_t>(fnv1a(here)), at::kLong));
+void ReducerContext::verify_model() const {
+  const std::string here = describe(*this);
+  const at::Tensor prints = all_gather(*group, at::scalar_tensor(static_cast<int64_t>(fnv1a(here)), at::kLong));
   if (prints.eq(prints[0]).all().item<bool>()) return;
-  const std::string difference = compare(context.rank(), here, broadcast_text(group, here, 0));
-  if (const auto failure = first_failure(group, difference)) {
+  const std::string difference = compare(rank(), here, broadcast_text(*group, here, 0));
+  if (const auto failure = first_failure(*group, difference)) {
     throw_error(
         {ErrorCode::kMismatch,
          "DDP expects same model across all ranks, but " + failure->text + ": build the same model at every rank",
