@@ -2,12 +2,12 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <condition_variable>
-#include <mutex>
+#include <future>
 #include <numeric>
 #include <utility>
 
 #include "muster/kernels/compress.h"
+#include "muster/torch/c10d/allocator.h"
 #include "muster/torch/c10d/arguments.h"
 #include "muster/torch/c10d/hold_store.h"
 #include "muster/torch/collectives.h"
@@ -27,40 +27,36 @@ HookGroups hook_groups(std::shared_ptr<Group> group, std::shared_ptr<Store> stor
   return {std::move(group), hold_store(std::move(store), std::move(secondary))};
 }
 
-c10d::GradBucket bucket_of(size_t index, size_t count, const at::Tensor& flat,
+c10d::GradBucket bucket_at(size_t index, size_t count, const at::Tensor& buffer, std::vector<size_t> offsets,
                            const std::vector<at::Tensor>& parameters) {
-  std::vector<size_t> offsets, lengths;
+  std::vector<size_t> lengths;
   std::vector<c10::IntArrayRef> sizes;
-  size_t end = 0;
   for (const at::Tensor& parameter : parameters) {
     lengths.push_back(static_cast<size_t>(parameter.numel()));
-    offsets.push_back(std::exchange(end, end + lengths.back()));
     sizes.push_back(parameter.sizes());
   }
+  return c10d::GradBucket(index, count, buffer, std::move(offsets), std::move(lengths), std::move(sizes), parameters,
+                          std::nullopt);
+}
+
+c10d::GradBucket bucket_of(size_t index, size_t count, const at::Tensor& flat,
+                           const std::vector<at::Tensor>& parameters) {
+  std::vector<size_t> offsets;
+  size_t end = 0;
+  for (const at::Tensor& parameter : parameters) offsets.push_back(std::exchange(end, end + parameter.numel()));
   check_argument(end == static_cast<size_t>(flat.numel()), "bucket", "the parameters have ", end,
                  " elements, but the tensor has ", flat.numel());
-  return c10d::GradBucket(index, count, flat, std::move(offsets), std::move(lengths), std::move(sizes), parameters,
-                          std::nullopt);
+  return bucket_at(index, count, flat, std::move(offsets), parameters);
 }
 
 HookFuture new_future() { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); }
 
 bool wait_until(const HookFuture& future, const Deadline& deadline) {
   if (future->completed()) return true;
-  struct Waiter {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool done = false;
-  };
-  const auto waiter = std::make_shared<Waiter>();  // shared: the future may complete after the deadline
-  future->addCallback([waiter](c10::ivalue::Future&) {
-    const std::lock_guard lock(waiter->mutex);
-    waiter->done = true;
-    waiter->changed.notify_all();
-  });
-  std::unique_lock lock(waiter->mutex);
-  while (!waiter->done && !deadline.passed()) waiter->changed.wait_for(lock, deadline.left());
-  return waiter->done;
+  const auto promise = std::make_shared<std::promise<void>>();  // shared: the future may complete after the deadline
+  const std::future<void> completed = promise->get_future();
+  future->addCallback([promise](c10::ivalue::Future&) { promise->set_value(); });
+  return completed.wait_for(deadline.left()) == std::future_status::ready;
 }
 
 void complete(const HookFuture& future, const Result<>& result, c10::IValue value) {
@@ -71,8 +67,8 @@ void complete(const HookFuture& future, const Result<>& result, c10::IValue valu
   }
 }
 
-NativeHook::NativeHook(HookGroups groups) : groups_(std::move(groups)) {
-  check_argument(groups_.group != nullptr, "communication hook", "HookGroups::group is null");
+NativeHook::NativeHook(HookGroups groups) : CppCommHookInterface(std::move(groups)) {
+  check_argument(state_.group != nullptr, "communication hook", "HookGroups::group is null");
 }
 
 HookFuture NativeHook::runHook(c10d::GradBucket& bucket) {
@@ -84,10 +80,6 @@ HookFuture NativeHook::runHook(c10d::GradBucket& bucket) {
     return reduce(bucket);
   }
   return average(buffer);
-}
-
-at::Tensor NativeHook::parseHookResult(const c10::IValue& result) {
-  return c10d::detail::parseCppCommHookResult(result);
 }
 
 HookFuture NativeHook::average(const at::Tensor& buffer) const {

@@ -6,7 +6,6 @@
 
 #include <ATen/ATen.h>
 
-#include "muster/torch/c10d/allocator.h"
 #include "muster/torch/hooks.h"
 #include "muster/torch/hooks/hooks_sequencer.h"
 
@@ -17,15 +16,17 @@ using HookFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 HookFuture new_future();
 /// Returns false if the future is not complete when the deadline comes.
 bool wait_until(const HookFuture& future, const Deadline& deadline);
+/// As bucket_of(), for gradients that begin at `offsets` in `buffer`, in elements. There may be gaps between them.
+c10d::GradBucket bucket_at(size_t index, size_t count, const at::Tensor& buffer, std::vector<size_t> offsets,
+                           const std::vector<at::Tensor>& parameters);
 /// Completes the future with `value`, or with the error of `result`.
 void complete(const HookFuture& future, const Result<>& result, c10::IValue value);
 
 /// Base class: averages buckets that are not compressed, and completes futures.
-class NativeHook : public c10d::CommHookInterface {
+class NativeHook : public c10d::CppCommHookInterface<HookGroups> {
  public:
   explicit NativeHook(HookGroups groups);
   HookFuture runHook(c10d::GradBucket& bucket) final;
-  at::Tensor parseHookResult(const c10::IValue& result) override;
 
  protected:
   /// Reduces a float32 bucket; called only if there are several ranks.
@@ -42,15 +43,12 @@ class NativeHook : public c10d::CommHookInterface {
     return future;
   }
 
-  Group& group() const { return *groups_.group; }
-  const std::shared_ptr<Group>& secondary() const { return groups_.secondary_group; }
+  Group& group() const { return *state_.group; }
+  const std::shared_ptr<Group>& secondary() const { return state_.secondary_group; }
   Rank rank() const { return group().membership().rank; }
   int size() const { return group().membership().size; }
   /// A message buffer of zeros, in memory that the ranks of this host share if there is any.
   at::Tensor message(size_t count, at::ScalarType dtype) const;
-
- private:
-  const HookGroups groups_;
 };
 
 /// Base class of hooks whose reductions have a second phase, which runs over the secondary group.

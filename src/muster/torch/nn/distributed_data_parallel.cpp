@@ -21,16 +21,10 @@ size_t bytes_of_mb(double mb) {
   return static_cast<size_t>(std::ceil(mb * (1 << 20)));
 }
 
-class FunctionHook : public c10d::CommHookInterface {
+class FunctionHook : public c10d::CppCommHookInterface<DistributedDataParallelBase::Hook> {
  public:
-  explicit FunctionHook(DistributedDataParallelBase::Hook hook) : hook_(std::move(hook)) {}
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override { return hook_(bucket); }
-  at::Tensor parseHookResult(const c10::IValue& result) override {
-    return c10d::detail::parseCppCommHookResult(result);
-  }
-
- private:
-  DistributedDataParallelBase::Hook hook_;
+  using CppCommHookInterface::CppCommHookInterface;
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override { return state_(bucket); }
 };
 
 /// The tensors of the module. A tensor that modules share is listed once.
@@ -47,12 +41,12 @@ NamedTensors distinct(const torch::OrderedDict<std::string, at::Tensor>& tensors
 /// The parameters with sparse gradients: weights of embeddings with sparse=true.
 std::set<const void*> sparse_parameters(const torch::nn::Module& module) {
   std::set<const void*> found;
-  module.apply([&found](const torch::nn::Module& part) {
-    if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&part)) {
-      if (embedding->options.sparse()) found.insert(embedding->weight.unsafeGetTensorImpl());
-    } else if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&part)) {
-      if (bag->options.sparse()) found.insert(bag->weight.unsafeGetTensorImpl());
-    }
+  const auto add = [&found](const auto* embedding) {
+    if (embedding != nullptr && embedding->options.sparse()) found.insert(embedding->weight.unsafeGetTensorImpl());
+  };
+  module.apply([&add](const torch::nn::Module& part) {
+    add(dynamic_cast<const torch::nn::EmbeddingImpl*>(&part));
+    add(dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&part));
   });
   return found;
 }

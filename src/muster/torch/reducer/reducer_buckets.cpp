@@ -108,17 +108,6 @@ at::Tensor BucketLayout::view_in(const at::Tensor& buffer, size_t position) cons
   return like.is_non_overlapping_and_dense() ? part.as_strided(like.sizes(), like.strides()) : part.view(like.sizes());
 }
 
-c10d::GradBucket BucketLayout::grad_bucket(size_t index, size_t count, at::Tensor buffer) const {
-  std::vector<size_t> lengths;
-  std::vector<c10::IntArrayRef> sizes;
-  for (const at::Tensor& variable : variables) {
-    lengths.push_back(static_cast<size_t>(variable.numel()));
-    sizes.push_back(variable.sizes());
-  }
-  return c10d::GradBucket(index, count, std::move(buffer), offsets, std::move(lengths), std::move(sizes), variables,
-                          std::nullopt);
-}
-
 void Bucket::begin_backward() {
   pending = parameters.size();
   skipped = false;

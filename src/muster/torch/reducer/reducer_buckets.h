@@ -57,7 +57,6 @@ struct BucketLayout {
   /// The gradient at `position` of a buffer, with its parameter's shape and strides (contiguous if these are not
   /// dense).
   at::Tensor view_in(const at::Tensor& buffer, size_t position) const;
-  c10d::GradBucket grad_bucket(size_t index, size_t count, at::Tensor buffer) const;
   /// Zeros: sparse, or dense in the group's arena if it has one that reduces the dtype.
   at::Tensor zeros(const ReducerContext& context) const;
 };

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "muster/torch/c10d/sparse.h"
 #include "muster/torch/exception.h"
@@ -21,12 +20,6 @@ auto ReductionQueue::with_hook_errors(Body body) const {
     value_or_throw(groups_status());
     throw;
   }
-}
-
-void ReductionQueue::set_hook(std::unique_ptr<c10d::CommHookInterface> hook,
-                              std::vector<std::shared_ptr<Group>> groups) {
-  hook_ = std::move(hook);
-  hook_groups_ = std::move(groups);
 }
 
 /// Sparse and accelerator buckets are reduced at the end of backward, by blocking calls.
@@ -49,19 +42,16 @@ void ReductionQueue::submit(size_t index, bool inline_call) {
   if (is_deferred(*bucket)) return;
   bucket->times.begun = steady_clock().now();
   if (hook_) {
-    run_hook(index, bucket);
+    c10d::GradBucket gradients =
+        bucket_at(index, buckets_.all().size(), bucket->buffer, bucket->offsets, bucket->variables);
+    bucket->future = with_hook_errors([&] { return hook_->runHook(gradients); });
+    bucket->future->addCallback([bucket](c10::ivalue::Future&) { bucket->ended = steady_clock().now().ns; });
     return;
   }
   bucket->event.emplace("muster:all_reduce", bucket->buffer);
   bucket->work =
       context_.group->all_reduce(value_or_throw(view_of(bucket->buffer)), ReduceOp::kAverage, {.async = !inline_call});
   bucket->work->on_done([bucket](const Result<>&) { bucket->ended = steady_clock().now().ns; });
-}
-
-void ReductionQueue::run_hook(size_t index, const std::shared_ptr<Bucket>& bucket) {
-  c10d::GradBucket grad_bucket = bucket->grad_bucket(index, buckets_.all().size(), bucket->buffer);
-  bucket->future = with_hook_errors([&] { return hook_->runHook(grad_bucket); });
-  bucket->future->addCallback([bucket](c10::ivalue::Future&) { bucket->ended = steady_clock().now().ns; });
 }
 
 void ReductionQueue::reduce_deferred() {

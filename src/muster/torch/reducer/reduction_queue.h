@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "muster/torch/hooks/hooks_base.h"
@@ -18,7 +19,10 @@ class ReductionQueue {
       : context_(context), buckets_(buckets) {}
 
   /// `groups`: those that the hook uses besides the reducer's.
-  void set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vector<std::shared_ptr<Group>> groups);
+  void set_hook(std::unique_ptr<c10d::CommHookInterface> hook, std::vector<std::shared_ptr<Group>> groups) {
+    hook_ = std::move(hook);
+    hook_groups_ = std::move(groups);
+  }
   c10d::CommHookInterface* hook() const { return hook_.get(); }
   /// False with a user's hook, which expects the gradients in a bucket's buffer without gaps.
   bool aligns_gradients() const { return !hook_ || is_native(); }
@@ -54,7 +58,6 @@ class ReductionQueue {
   bool is_native() const { return dynamic_cast<const NativeHook*>(hook_.get()) != nullptr; }
   bool is_deferred(const Bucket& bucket) const;
   void submit(size_t index, bool inline_call);
-  void run_hook(size_t index, const std::shared_ptr<Bucket>& bucket);
   void wait_for_future(const HookFuture& future, const Bucket* bucket) const;
 
   const ReducerContext& context_;
