@@ -1,11 +1,11 @@
 #include <algorithm>
-#include <cmath>
 
 #include "muster/base/random.h"
 #include "muster/kernels/compress.h"
 #include "muster/kernels/reduce.h"
 #include "muster/torch/c10d/arguments.h"
 #include "muster/torch/hooks/hooks_base.h"
+#include "muster/torch/tensor.h"
 
 namespace muster {
 namespace {
@@ -31,15 +31,21 @@ bool all_finite(const float* data, size_t count) {
 
 class PowerSgdBucket {
  public:
-  PowerSgdBucket(const c10d::GradBucket& bucket, const PowerSgdOptions& options)
-      : count_(bucket.getBuffer().numel()), random_(options.seed + bucket.getIndex()), error_(count_) {
+  /// `message(count)` makes a message of that many elements.
+  template <class MakeMessage>
+  PowerSgdBucket(const c10d::GradBucket& bucket, const PowerSgdOptions& options, MakeMessage message)
+      : random_(options.seed + bucket.getIndex()), error_(bucket.getBuffer().numel()) {
     find_matrices(bucket, options);
-    find_ranges();
+    size_t first_count = find_ranges(), second_count = 0;
+    for (Matrix& m : matrices_) {
+      m.p = std::exchange(first_count, first_count + m.rows * m.rank);
+      m.q = std::exchange(second_count, second_count + m.columns * m.rank);
+    }
+    first = message(first_count);
+    second = message(second_count);
   }
 
   bool compresses() const { return !matrices_.empty(); }
-  size_t first_count() const { return first_count_; }
-  size_t second_count() const { return second_count_; }
 
   /// Writes the first message: uncompressed ranges, and the matrices times their Q.
   void pack(const float* gradients) {
@@ -96,18 +102,16 @@ class PowerSgdBucket {
     }
     std::sort(matrices_.begin(), matrices_.end(), [](const Matrix& a, const Matrix& b) { return a.begin < b.begin; });
   }
-  void find_ranges() {
-    size_t end = 0;
+  /// Finds the elements between the matrices. Returns their number.
+  size_t find_ranges() {
+    size_t end = 0, count = error_.size();
     for (const Matrix& m : matrices_) {
       ranges_.push_back({end, m.begin - end});
       end = m.begin + m.count();
+      count -= m.count();
     }
-    ranges_.push_back({end, count_ - end});
-    for (const UncompressedRange& range : ranges_) first_count_ += range.count;
-    for (Matrix& m : matrices_) {
-      m.p = std::exchange(first_count_, first_count_ + m.rows * m.rank);
-      m.q = std::exchange(second_count_, second_count_ + m.columns * m.rank);
-    }
+    ranges_.push_back({end, error_.size() - end});
+    return count;
   }
   /// Fills the zero rows of Q with random numbers, the same at all ranks: at the start, and where the gradient had a
   /// lower rank.
@@ -118,12 +122,10 @@ class PowerSgdBucket {
     }
   }
 
-  const size_t count_;
   Random random_;
   std::vector<float> error_;  ///< during a step: the gradients plus the last step's error; between steps: the error
   std::vector<Matrix> matrices_;
   std::vector<UncompressedRange> ranges_;
-  size_t first_count_ = 0, second_count_ = 0;
 };
 
 class PowerSgdHook final : public TwoPhaseHook {
@@ -136,21 +138,17 @@ class PowerSgdHook final : public TwoPhaseHook {
     const at::Tensor& buffer = bucket.getBuffer();
     const uint64_t step = bucket.isLast() ? steps_++ : steps_;
     if (step < options_.start_powerSGD_iter) return average(buffer);
-    const std::shared_ptr<PowerSgdBucket> state = states_.of(bucket, [&] { return make(bucket); });
+    const std::shared_ptr<PowerSgdBucket> state = states_.of(bucket, [&] {
+      return std::make_shared<PowerSgdBucket>(bucket, options_,
+                                              [this](size_t count) { return message(count, at::kFloat); });
+    });
     if (!state->compresses()) return average(buffer);
     state->pack(buffer.const_data_ptr<float>());
-    const BufferView first(state->first.data_ptr(), state->first_count(), Dtype::kFloat32);
-    const BufferView last(state->second.data_ptr(), state->second_count(), Dtype::kFloat32);
+    const BufferView first = value_or_throw(view_of(state->first)), last = value_or_throw(view_of(state->second));
     return then(
         group().all_reduce(first, ReduceOp::kAverage, {.async = true}), buffer, [state] { state->project(); },
         [last](Group& group) { return group.all_reduce(last, ReduceOp::kAverage); },
         [state, buffer] { state->unpack(buffer.data_ptr<float>()); });
-  }
-  std::shared_ptr<PowerSgdBucket> make(const c10d::GradBucket& bucket) const {
-    auto state = std::make_shared<PowerSgdBucket>(bucket, options_);
-    state->first = message(state->first_count(), at::kFloat);
-    state->second = message(state->second_count(), at::kFloat);
-    return state;
   }
 
   const PowerSgdOptions options_;

@@ -5,6 +5,7 @@
 #include "muster/kernels/reduce.h"
 #include "muster/torch/c10d/arguments.h"
 #include "muster/torch/hooks/hooks_base.h"
+#include "muster/torch/tensor.h"
 
 namespace muster {
 namespace {
@@ -12,10 +13,8 @@ namespace {
 /// A message has the positions of a rank's largest elements, then their values.
 class TopKBucket {
  public:
-  TopKBucket(size_t count, size_t kept) : kept_(kept), error_(count) {}
-
-  /// Four-byte words in a message.
-  size_t words() const { return 2 * kept_; }
+  TopKBucket(size_t count, size_t kept, at::Tensor sent, at::Tensor received)
+      : sent(std::move(sent)), received(std::move(received)), kept_(kept), error_(count) {}
 
   void pack(const float* gradients) {
     reduce_into(error_.data(), gradients, error_.size(), Dtype::kFloat32, ReduceOp::kSum);
@@ -34,7 +33,7 @@ class TopKBucket {
   void unpack(float* gradients, int size) const {
     std::fill_n(gradients, error_.size(), 0.0F);
     for (int r = 0; r < size; ++r) {
-      const int32_t* const positions = received.const_data_ptr<int32_t>() + r * words();
+      const int32_t* const positions = received.const_data_ptr<int32_t>() + r * 2 * kept_;
       const float* const values = reinterpret_cast<const float*>(positions + kept_);
       for (size_t i = 0; i < kept_; ++i) {
         gradients[static_cast<uint32_t>(positions[i])] += values[i] / static_cast<float>(size);
@@ -42,7 +41,7 @@ class TopKBucket {
     }
   }
 
-  at::Tensor sent, received;  ///< int32
+  const at::Tensor sent, received;  ///< int32
 
  private:
   const size_t kept_;
@@ -56,19 +55,15 @@ class TopKHook final : public NativeHook {
  private:
   HookFuture reduce(c10d::GradBucket& bucket) override {
     const at::Tensor& buffer = bucket.getBuffer();
-    const std::shared_ptr<TopKBucket> state = states_.of(bucket, [&] { return make(buffer.numel()); });
+    const std::shared_ptr<TopKBucket> state = states_.of(bucket, [&] {
+      const auto kept = static_cast<size_t>(std::ceil(ratio_ * static_cast<double>(buffer.numel())));
+      return std::make_shared<TopKBucket>(buffer.numel(), kept, message(2 * kept, at::kInt),
+                                          message(2 * kept * size(), at::kInt));
+    });
     state->pack(buffer.const_data_ptr<float>());
-    const Work work =
-        group().all_gather({state->sent.data_ptr(), state->words(), Dtype::kInt32},
-                           {state->received.data_ptr(), state->words() * size(), Dtype::kInt32}, {.async = true});
+    const Work work = group().all_gather(value_or_throw(view_of(state->sent)), value_or_throw(view_of(state->received)),
+                                         {.async = true});
     return when_done(work, buffer, [state, buffer, size = size()] { state->unpack(buffer.data_ptr<float>(), size); });
-  }
-  std::shared_ptr<TopKBucket> make(int64_t count) const {
-    const auto kept = static_cast<size_t>(std::ceil(ratio_ * static_cast<double>(count)));
-    auto state = std::make_shared<TopKBucket>(count, kept);
-    state->sent = message(state->words(), at::kInt);
-    state->received = message(state->words() * size(), at::kInt);
-    return state;
   }
 
   const double ratio_;
