@@ -9,7 +9,6 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <exception>
@@ -115,11 +114,6 @@ c10::IValue value_in(torch::serialize::InputArchive& archive) {
   return value;
 }
 
-template <class Value>
-auto writer_of(const Value& value) {
-  return [&value](torch::serialize::OutputArchive& archive) { archive.write("value", c10::IValue(value)); };
-}
-
 }  // namespace
 
 State& State::add_entry(Entry entry) {
@@ -132,7 +126,7 @@ State& State::add_entry(Entry entry) {
 }
 
 State& State::add(std::string name, torch::nn::Module& module) {
-  return add_entry({std::move(name), nullptr, [&module](auto& archive) { module.save(archive); },
+  return add_entry({std::move(name), [&module](auto& archive) { module.save(archive); },
                     [&module](auto& archive) { load_module(module, archive); }});
 }
 
@@ -140,33 +134,28 @@ State& State::add(std::string name, torch::optim::Optimizer& optimizer) {
   const auto load = [&optimizer](auto& archive) { optimizer.load(archive); };
   auto* sharded = dynamic_cast<optim::ShardedOptimizer*>(&optimizer);
   if (sharded == nullptr) {
-    return add_entry({std::move(name), nullptr, [&optimizer](auto& archive) { optimizer.save(archive); }, load});
+    return add_entry({std::move(name), [&optimizer](auto& archive) { optimizer.save(archive); }, load});
   }
-  // Shared by both lambdas: the first one sets it, the second one uses it.
+  // Shared by `gather`, which sets it, and `save`, which uses it.
   const auto whole = std::make_shared<std::unique_ptr<torch::optim::Optimizer>>();
-  return add_entry({std::move(name), [sharded, whole](Group&) { *whole = sharded->consolidate(0); },
-                    [whole](auto& archive) { std::exchange(*whole, nullptr)->save(archive); }, load});
+  return add_entry({std::move(name), [whole](auto& archive) { std::exchange(*whole, nullptr)->save(archive); }, load,
+                    [sharded, whole](Group&) { *whole = sharded->consolidate(0); }});
 }
 
 State& State::add(std::string name, at::Tensor tensor) {
-  return add_entry({std::move(name), nullptr, [tensor](auto& archive) { archive.write("value", tensor); },
+  return add_entry({std::move(name), [tensor](auto& archive) { archive.write("value", tensor); },
                     [tensor](auto& archive) { load_tensor(tensor, value_in(archive).toTensor()); }});
 }
 
-State& State::add(std::string name, int64_t& number) {
-  return add_entry(
-      {std::move(name), nullptr, writer_of(number), [&number](auto& archive) { number = value_in(archive).toInt(); }});
+template <class Value>
+State& State::add_value(std::string name, Value& value) {
+  return add_entry({std::move(name), [&value](auto& archive) { archive.write("value", c10::IValue(value)); },
+                    [&value](auto& archive) { value = value_in(archive).template to<Value>(); }});
 }
 
-State& State::add(std::string name, double& number) {
-  return add_entry({std::move(name), nullptr, writer_of(number),
-                    [&number](auto& archive) { number = value_in(archive).toDouble(); }});
-}
-
-State& State::add(std::string name, std::string& text) {
-  return add_entry(
-      {std::move(name), nullptr, writer_of(text), [&text](auto& archive) { text = value_in(archive).toStringRef(); }});
-}
+State& State::add(std::string name, int64_t& number) { return add_value(std::move(name), number); }
+State& State::add(std::string name, double& number) { return add_value(std::move(name), number); }
+State& State::add(std::string name, std::string& text) { return add_value(std::move(name), text); }
 
 /// Collective: throws at all ranks unless all gather the same entries.
 void State::check_alike(Group& group) const {

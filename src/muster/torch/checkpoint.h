@@ -39,18 +39,20 @@ class State {
   /// DataLoader.
   template <class T>
   State& add_archived(std::string name, T& object) {
-    return add_entry({std::move(name), nullptr, [&object](auto& archive) { object.save(archive); },
+    return add_entry({std::move(name), [&object](auto& archive) { object.save(archive); },
                       [&object](auto& archive) { object.load(archive); }});
   }
 
  private:
   struct Entry {
     std::string name;
-    std::function<void(Group&)> gather;  ///< called at all ranks before save; null if rank 0 has all state
     std::function<void(torch::serialize::OutputArchive&)> save;
     std::function<void(torch::serialize::InputArchive&)> load;
+    std::function<void(Group&)> gather = nullptr;  ///< called at all ranks before save; null if rank 0 has all state
   };
   State& add_entry(Entry entry);
+  template <class Value>
+  State& add_value(std::string name, Value& value);
   void check_alike(Group& group) const;
 
   std::vector<Entry> entries_;
