@@ -37,24 +37,14 @@ struct TensorsIn<std::optional<T>> : TensorsIn<T> {
   }
 };
 
-template <class... Ts>
-struct TensorsIn<std::tuple<Ts...>> : std::conjunction<TensorsIn<Ts>...> {
-  static void visit(const std::tuple<Ts...>& values, std::vector<at::Tensor>& found) {
-    std::apply([&found](const auto&... each) { (TensorsIn<std::decay_t<decltype(each)>>::visit(each, found), ...); },
-               values);
-  }
-};
-
-template <class A, class B>
-struct TensorsIn<std::pair<A, B>> : std::conjunction<TensorsIn<A>, TensorsIn<B>> {
-  static void visit(const std::pair<A, B>& values, std::vector<at::Tensor>& found) {
-    TensorsIn<A>::visit(values.first, found);
-    TensorsIn<B>::visit(values.second, found);
-  }
-};
-
 namespace detail {
 
+template <class Tuple, class... Ts>
+struct TensorsInTuple : std::conjunction<TensorsIn<Ts>...> {
+  static void visit(const Tuple& values, std::vector<at::Tensor>& found) {
+    std::apply([&found](const auto&... each) { (TensorsIn<Ts>::visit(each, found), ...); }, values);
+  }
+};
 template <class Container, class T>
 struct TensorsInEach : TensorsIn<T> {
   static void visit(const Container& values, std::vector<at::Tensor>& found) {
@@ -70,6 +60,10 @@ struct TensorsInMap : TensorsIn<T> {
 
 }  // namespace detail
 
+template <class... Ts>
+struct TensorsIn<std::tuple<Ts...>> : detail::TensorsInTuple<std::tuple<Ts...>, Ts...> {};
+template <class A, class B>
+struct TensorsIn<std::pair<A, B>> : detail::TensorsInTuple<std::pair<A, B>, A, B> {};
 template <class T>
 struct TensorsIn<std::vector<T>> : detail::TensorsInEach<std::vector<T>, T> {};
 template <class T, size_t N>
