@@ -39,16 +39,18 @@ class DiLoCo::Fragment {
     outer_ = make(copies_);
   }
 
-  bool pending() const { return pending_ != nullptr; }
   void begin(c10d::CommHookInterface& hook, size_t index, size_t count) {
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < copies_.size(); ++i) at::sub_out(copies_[i].mutable_grad(), copies_[i], parameters_[i]);
     c10d::GradBucket bucket = bucket_of(index, count, difference_, copies_);
     pending_ = hook.runHook(bucket);
   }
+  /// Waits for the average, if one is pending, and applies it.
   void finish(double merge_alpha) {
+    const auto pending = std::exchange(pending_, nullptr);
+    if (!pending) return;
+    pending->waitAndThrow();
     const at::NoGradGuard no_grad;
-    std::exchange(pending_, nullptr)->waitAndThrow();
     outer_->step();
     for (size_t i = 0; i < copies_.size(); ++i) {
       if (merge_alpha == 0) {
@@ -123,14 +125,12 @@ void DiLoCo::maybe_sync() {
     const uint64_t turn = i * sync_every() / fragments_.size();
     if (steps() % sync_every() == turn) fragments_[i]->begin(*hook_, i, fragments_.size());
     const bool due = (steps() + sync_every() - turn) % sync_every() == delay_;
-    if (due && fragments_[i]->pending()) fragments_[i]->finish(merge_alpha_);
+    if (due) fragments_[i]->finish(merge_alpha_);
   }
 }
 
 void DiLoCo::finish() {
-  for (const auto& fragment : fragments_) {
-    if (fragment->pending()) fragment->finish(merge_alpha_);
-  }
+  for (const auto& fragment : fragments_) fragment->finish(merge_alpha_);
 }
 
 void DiLoCo::synchronize() {
