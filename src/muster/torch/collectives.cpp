@@ -5,7 +5,6 @@
 
 #include <charconv>
 #include <cstdlib>
-#include <string>
 #include <string_view>
 
 #include "muster/store/store.h"

@@ -33,13 +33,10 @@ void DistributedSampler::reset(std::optional<size_t> new_size) {
   position_ = 0;
   indices_.clear();
   if (dataset_size_ == 0) return;
-  at::Tensor order;
-  if (options_.shuffle) {
-    const auto generator = at::detail::createCPUGenerator(options_.seed + epoch());
-    order = at::randperm(static_cast<int64_t>(dataset_size_), generator, at::TensorOptions(at::kLong));
-  } else {
-    order = at::arange(static_cast<int64_t>(dataset_size_), at::kLong);
-  }
+  const auto count = static_cast<int64_t>(dataset_size_);
+  const at::Tensor order = options_.shuffle
+                               ? at::randperm(count, at::detail::createCPUGenerator(options_.seed + epoch()), at::kLong)
+                               : at::arange(count, at::kLong);
   const auto at = order.accessor<int64_t, 1>();
   for (size_t i = 0; i < size(); ++i) {
     const size_t position = (rank_ + i * ranks_) % dataset_size_;  // past the end, the first indices are repeated

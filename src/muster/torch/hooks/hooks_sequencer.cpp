@@ -1,6 +1,8 @@
 #include "muster/torch/hooks/hooks_sequencer.h"
 
 #include <condition_variable>
+#include <deque>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>

@@ -1,10 +1,7 @@
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <utility>
 
 #include "muster/group/group.h"
 

@@ -4,7 +4,6 @@
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include <algorithm>
 #include <map>
 
 #include "muster/torch/archive_exchange.h"
@@ -24,7 +23,6 @@ ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Group> group, Groups groups,
 }
 
 void ShardedOptimizer::assign_new_parameters() {
-  const Rank self = group_->membership().rank;
   bool grown = local_ == nullptr;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const std::vector<at::Tensor>& parameters = param_groups_[g].params();
@@ -37,7 +35,7 @@ void ShardedOptimizer::assign_new_parameters() {
     grown = grown || !sizes.empty();
   }
   if (!grown) return;
-  std::unique_ptr<torch::optim::Optimizer> next = make_(groups_of(self));
+  std::unique_ptr<torch::optim::Optimizer> next = make_(groups_of(group_->membership().rank));
   if (local_) {
     for (auto& [parameter, state] : local_->state()) next->state()[parameter] = std::move(state);
   }
