@@ -13,14 +13,7 @@ TEST(Bytes, HexSurvivesARoundTrip) {
   EXPECT_EQ(from_hex("0g").error().code, ErrorCode::kInvalidArgument);
 }
 
-TEST(Bytes, SizesAreReadAndWrittenInPowersOf1024) {
-  EXPECT_EQ(parse_bytes("8"), 8u);
-  EXPECT_EQ(parse_bytes("64Ki"), 65536u);
-  EXPECT_EQ(parse_bytes("1MiB"), 1u << 20);
-  EXPECT_EQ(parse_bytes("2Gi"), 2ull << 30);
-  for (const char* bad : {"", "Ki", "1K", "-1", "1.5Mi", "18446744073709551615Gi", "99999999999999999999"}) {
-    EXPECT_FALSE(parse_bytes(bad)) << bad;
-  }
+TEST(Bytes, SizesAreWrittenInPowersOf1024) {
   EXPECT_EQ(format_bytes(8), "8 B");
   EXPECT_EQ(format_bytes(65536), "64 KiB");
   EXPECT_EQ(format_bytes(3 << 19), "1.5 MiB");

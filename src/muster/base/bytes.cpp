@@ -1,6 +1,7 @@
 #include "muster/base/bytes.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <bit>
 #include <charconv>
@@ -9,16 +10,7 @@ namespace muster {
 
 static_assert(std::endian::native == std::endian::little, "the wire formats assume a little-endian machine");
 
-std::string to_hex(ByteView bytes) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  text.reserve(bytes.size() * 2);
-  for (const uint8_t byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
+std::string to_hex(ByteView bytes) { return fmt::format("{:02x}", fmt::join(bytes, "")); }
 
 Result<Bytes> from_hex(std::string_view text) {
   if (text.size() % 2 != 0) return fail(ErrorCode::kInvalidArgument, "a hex string needs an even number of digits");
@@ -37,23 +29,8 @@ std::string format_bytes(uint64_t count) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(count);
   int unit = 0;
-  while (value >= 1024 && unit < 4) {
-    value /= 1024;
-    ++unit;
-  }
+  for (; value >= 1024 && unit < 4; ++unit) value /= 1024;
   return fmt::format("{:.4g} {}", value, kUnits[unit]);
-}
-
-Result<uint64_t> parse_bytes(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  std::string_view suffix(end, text.data() + text.size() - end);
-  if (suffix.ends_with('B')) suffix.remove_suffix(1);
-  int shift = suffix.empty() ? 0 : suffix == "Ki" ? 10 : suffix == "Mi" ? 20 : suffix == "Gi" ? 30 : -1;
-  if (error != std::errc() || shift < 0 || (value << shift) >> shift != value) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("'{}' is not a size; write 8, 64Ki, 1Mi or 2Gi", text));
-  }
-  return value << shift;
 }
 
 Writer& Writer::put_bytes(ByteView bytes) {

@@ -24,8 +24,6 @@ Result<Bytes> from_hex(std::string_view text);
 
 /// "1.5 MiB", "64 KiB", "8 B".
 std::string format_bytes(uint64_t count);
-/// Reads "8", "64Ki", "1Mi", "2Gi", also with a trailing "B". Powers of 1024.
-Result<uint64_t> parse_bytes(std::string_view text);
 
 /// Appends little-endian numbers and length-prefixed strings.
 class Writer {

@@ -44,8 +44,7 @@ void Deadline::start() const {
 Duration Deadline::left() const { return std::clamp(when() - clock_->now(), Duration::zero(), kMaxLeft); }
 
 int Deadline::poll_timeout_ms() const {
-  const int64_t ns = left().count();
-  const int64_t ms = ns / 1'000'000 + (ns % 1'000'000 != 0);
+  const int64_t ms = std::chrono::ceil<std::chrono::milliseconds>(left()).count();
   return static_cast<int>(std::min<int64_t>(ms, std::numeric_limits<int>::max()));
 }
 

@@ -2,61 +2,37 @@
 
 #include <fmt/format.h>
 
-#include <array>
-
 namespace muster {
 namespace {
 
-enum class Kind : uint8_t { kBool, kInteger, kFloat, kComplex, kOpaque };
+/// A set of reduce operations, one bit for each.
+template <class... Ops>
+constexpr uint16_t set_of(Ops... ops) {
+  return static_cast<uint16_t>(((1 << static_cast<int>(ops)) | ...));
+}
+constexpr uint16_t kAllOps = (1 << kReduceOpCount) - 1;
+constexpr uint16_t kOfBool = kAllOps & ~set_of(ReduceOp::kAverage, ReduceOp::kPremulSum);
+constexpr uint16_t kOfInteger = kAllOps & ~set_of(ReduceOp::kPremulSum);
+constexpr uint16_t kOfFloat = kAllOps & ~set_of(ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor);
+constexpr uint16_t kOfComplex = kOfFloat & ~set_of(ReduceOp::kMin, ReduceOp::kMax);
+constexpr uint16_t kNoOps = 0;
 
 struct Traits {
   const char* name;
-  Kind kind;
+  uint16_t ops;  ///< the operations that it supports
 };
 
 // In the order of the enum.
 constexpr Traits kTraits[kDtypeCount] = {
-    {"uint8", Kind::kInteger},           {"int8", Kind::kInteger},           {"int16", Kind::kInteger},
-    {"int32", Kind::kInteger},           {"int64", Kind::kInteger},          {"float16", Kind::kFloat},
-    {"float32", Kind::kFloat},           {"float64", Kind::kFloat},          {"complex32", Kind::kComplex},
-    {"complex64", Kind::kComplex},       {"complex128", Kind::kComplex},     {"bool", Kind::kBool},
-    {"bfloat16", Kind::kFloat},          {"float8_e5m2", Kind::kOpaque},     {"float8_e4m3fn", Kind::kOpaque},
-    {"float8_e5m2fnuz", Kind::kOpaque},  {"float8_e4m3fnuz", Kind::kOpaque}, {"float8_e8m0fnu", Kind::kOpaque},
-    {"uint16", Kind::kInteger},          {"uint32", Kind::kInteger},         {"uint64", Kind::kInteger},
-    {"float4_e2m1fn_x2", Kind::kOpaque}, {"bits8", Kind::kOpaque},           {"bits16", Kind::kOpaque},
+    {"uint8", kOfInteger},       {"int8", kOfInteger},         {"int16", kOfInteger},      {"int32", kOfInteger},
+    {"int64", kOfInteger},       {"float16", kOfFloat},        {"float32", kOfFloat},      {"float64", kOfFloat},
+    {"complex32", kOfComplex},   {"complex64", kOfComplex},    {"complex128", kOfComplex}, {"bool", kOfBool},
+    {"bfloat16", kOfFloat},      {"float8_e5m2", kNoOps},      {"float8_e4m3fn", kNoOps},  {"float8_e5m2fnuz", kNoOps},
+    {"float8_e4m3fnuz", kNoOps}, {"float8_e8m0fnu", kNoOps},   {"uint16", kOfInteger},     {"uint32", kOfInteger},
+    {"uint64", kOfInteger},      {"float4_e2m1fn_x2", kNoOps}, {"bits8", kNoOps},          {"bits16", kNoOps},
 };
 
 const Traits& traits(Dtype dtype) { return kTraits[static_cast<size_t>(dtype)]; }
-
-constexpr bool takes(Kind kind, ReduceOp op) {
-  const bool bitwise = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
-  const bool ordered = op == ReduceOp::kMin || op == ReduceOp::kMax;
-  switch (kind) {
-    case Kind::kBool:
-      return op != ReduceOp::kAverage && op != ReduceOp::kPremulSum;
-    case Kind::kInteger:
-      return op != ReduceOp::kPremulSum;
-    case Kind::kFloat:
-      return !bitwise;
-    case Kind::kComplex:
-      return !bitwise && !ordered;
-    case Kind::kOpaque:
-      return false;
-  }
-  return false;
-}
-
-// For each dtype, one bit for each operation that it supports. A table, because every call needs the answer several
-// times.
-constexpr std::array<uint16_t, kDtypeCount> kOpsOf = [] {
-  std::array<uint16_t, kDtypeCount> ops{};
-  for (int dtype = 0; dtype < kDtypeCount; ++dtype) {
-    for (int op = 0; op < kReduceOpCount; ++op) {
-      ops[dtype] |= static_cast<uint16_t>(takes(kTraits[dtype].kind, static_cast<ReduceOp>(op)) ? 1 << op : 0);
-    }
-  }
-  return ops;
-}();
 
 }  // namespace
 
@@ -70,7 +46,7 @@ const char* name(ReduceOp op) {
 
 bool reducible(Dtype dtype, ReduceOp op) {
   return static_cast<int>(dtype) < kDtypeCount && static_cast<int>(op) < kReduceOpCount &&
-         (kOpsOf[static_cast<size_t>(dtype)] >> static_cast<int>(op) & 1) != 0;
+         (traits(dtype).ops & set_of(op)) != 0;
 }
 
 Result<> check_reducible(Dtype dtype, ReduceOp op) {

@@ -1,8 +1,10 @@
 #include "muster/base/error.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <iterator>
 #include <system_error>
+#include <utility>
 
 namespace muster {
 
@@ -32,33 +34,18 @@ tl::unexpected<Error> fail(ErrorCode code, std::string message, Rank rank) {
 }
 
 tl::unexpected<Error> fail_errno(int error_number, const std::string& what) {
-  ErrorCode code = ErrorCode::kIo;
-  switch (error_number) {
-    case EADDRINUSE:
-    case EADDRNOTAVAIL:
-    case ECONNREFUSED:
-    case EHOSTUNREACH:
-    case ENETUNREACH:
-      code = ErrorCode::kUnavailable;
-      break;
-    case ETIMEDOUT:
-      code = ErrorCode::kTimeout;
-      break;
-    case ECONNRESET:
-    case EPIPE:
-      code = ErrorCode::kPeerLost;
-      break;
-    case EMFILE:
-    case ENFILE:
-    case ENOSPC:
-    case EDQUOT:
-    case EFBIG:
-    case ENOMEM:
-      code = ErrorCode::kResourceExhausted;
-      break;
-    default:
-      break;
-  }
+  using enum ErrorCode;
+  static constexpr std::pair<int, ErrorCode> kCodes[] = {
+      {EADDRINUSE, kUnavailable},   {EADDRNOTAVAIL, kUnavailable},
+      {ECONNREFUSED, kUnavailable}, {EHOSTUNREACH, kUnavailable},
+      {ENETUNREACH, kUnavailable},  {ETIMEDOUT, kTimeout},
+      {ECONNRESET, kPeerLost},      {EPIPE, kPeerLost},
+      {EMFILE, kResourceExhausted}, {ENFILE, kResourceExhausted},
+      {ENOSPC, kResourceExhausted}, {EDQUOT, kResourceExhausted},
+      {EFBIG, kResourceExhausted},  {ENOMEM, kResourceExhausted},
+  };
+  const auto* const known = std::ranges::find(kCodes, error_number, &std::pair<int, ErrorCode>::first);
+  const ErrorCode code = known == std::end(kCodes) ? kIo : known->second;
   return tl::unexpected(
       Error{code, what + ": " + std::generic_category().message(error_number), kNoRank, {}, error_number});
 }

@@ -9,12 +9,9 @@
 namespace muster {
 namespace {
 
-spdlog::level::level_enum to_spdlog(LogLevel level) {
-  namespace level_of = spdlog::level;
-  static constexpr level_of::level_enum kLevels[] = {level_of::trace, level_of::debug, level_of::info,
-                                                     level_of::warn,  level_of::err,   level_of::off};
-  return kLevels[static_cast<size_t>(level)];
-}
+static_assert(static_cast<int>(LogLevel::kTrace) == SPDLOG_LEVEL_TRACE);
+static_assert(static_cast<int>(LogLevel::kError) == SPDLOG_LEVEL_ERROR);
+spdlog::level::level_enum to_spdlog(LogLevel level) { return static_cast<spdlog::level::level_enum>(level); }
 
 // Never destroyed: threads that outlive main's statics may still log.
 spdlog::logger& logger() {

@@ -4,7 +4,7 @@
 
 namespace muster {
 
-enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kOff };
+enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError };  // as in spdlog
 
 /// Writes one line to stderr through spdlog. The first call reads the level from MUSTER_LOG (trace, debug, info,
 /// warning, error, off; warning when unset). Thread-safe.

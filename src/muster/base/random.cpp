@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <bit>
 #include <cerrno>
 
 #include "muster/base/check.h"
@@ -17,8 +18,6 @@ uint64_t splitmix64(uint64_t& x) {
   return z ^ (z >> 31);
 }
 
-uint64_t rotate_left(uint64_t x, int k) { return (x << k) | (x >> (64 - k)); }
-
 }  // namespace
 
 Random::Random(uint64_t seed) {
@@ -26,14 +25,14 @@ Random::Random(uint64_t seed) {
 }
 
 uint64_t Random::next() {
-  const uint64_t result = rotate_left(state_[1] * 5, 7) * 9;
+  const uint64_t result = std::rotl(state_[1] * 5, 7) * 9;
   const uint64_t t = state_[1] << 17;
   state_[2] ^= state_[0];
   state_[3] ^= state_[1];
   state_[1] ^= state_[2];
   state_[0] ^= state_[3];
   state_[2] ^= t;
-  state_[3] = rotate_left(state_[3], 45);
+  state_[3] = std::rotl(state_[3], 45);
   return result;
 }
 
