@@ -12,8 +12,7 @@ Result<Negotiation> Negotiation::begin(Fd socket, Handshake::Side side, const Cr
                                        ByteView hello) {
   Handshake handshake(side, credentials.secret, hello);
   if (!credentials.tls) return Negotiation(plain_stream(std::move(socket)), std::move(handshake));
-  const auto tls_side = side == Handshake::Side::kClient ? TlsContext::Side::kClient : TlsContext::Side::kServer;
-  MUSTER_ASSIGN(auto stream, credentials.tls->wrap(std::move(socket), tls_side));
+  MUSTER_ASSIGN(auto stream, credentials.tls->wrap(std::move(socket), side));
   Negotiation negotiation(std::move(stream), std::move(handshake));
   negotiation.may_be_plain_ = side == Handshake::Side::kServer;
   return negotiation;

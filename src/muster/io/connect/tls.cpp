@@ -14,11 +14,6 @@
 namespace muster {
 namespace {
 
-struct FreeContext {
-  void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
-};
-using Context = std::unique_ptr<SSL_CTX, FreeContext>;
-
 std::string openssl_reason() {
   const char* text = ERR_reason_error_string(ERR_peek_error());
   ERR_clear_error();
@@ -39,22 +34,6 @@ Result<> check_loaded(int result, const char* what, const std::string& file) {
 // Without this, OpenSSL asks for the password on the terminal.
 int no_password(char*, int, int, void*) { return 0; }
 
-class OpensslContext final : public TlsContext {
- public:
-  explicit OpensslContext(Context context) : context_(std::move(context)) {}
-
-  Result<std::unique_ptr<Stream>> wrap(Fd socket, Side side) override {
-    TlsStream::Ssl ssl(SSL_new(context_.get()));
-    if (!ssl) return fail(ErrorCode::kResourceExhausted, fmt::format("cannot begin TLS: {}", openssl_reason()));
-    if (side == Side::kClient) SSL_set_connect_state(ssl.get());
-    if (side == Side::kServer) SSL_set_accept_state(ssl.get());
-    return std::make_unique<TlsStream>(std::move(ssl), std::move(socket));
-  }
-
- private:
-  Context context_;
-};
-
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -67,7 +46,7 @@ Result<std::shared_ptr<TlsContext>> TlsContext::load(const TlsFiles& files) {
   MUSTER_TRY(check_readable("key", files.key_file));
   MUSTER_TRY(check_readable("CA", files.ca_file));
   ERR_clear_error();
-  Context context(SSL_CTX_new(TLS_method()));
+  std::shared_ptr<SSL_CTX> context(SSL_CTX_new(TLS_method()), SSL_CTX_free);
   if (!context) return fail(ErrorCode::kInternal, fmt::format("cannot set TLS up: {}", openssl_reason()));
   SSL_CTX* raw = context.get();
   SSL_CTX_set_min_proto_version(raw, TLS1_3_VERSION);
@@ -82,7 +61,7 @@ Result<std::shared_ptr<TlsContext>> TlsContext::load(const TlsFiles& files) {
       check_loaded(SSL_CTX_use_PrivateKey_file(raw, files.key_file.c_str(), SSL_FILETYPE_PEM), "key", files.key_file));
   MUSTER_TRY(check_loaded(SSL_CTX_check_private_key(raw), "key", files.key_file));
   MUSTER_TRY(check_loaded(SSL_CTX_load_verify_locations(raw, files.ca_file.c_str(), nullptr), "CA", files.ca_file));
-  return std::make_shared<OpensslContext>(std::move(context));
+  return std::make_shared<TlsContext>(std::move(context));
 }
 
 Result<std::shared_ptr<TlsContext>> TlsContext::from_environment() {
@@ -94,6 +73,13 @@ Result<std::shared_ptr<TlsContext>> TlsContext::from_environment() {
                 "TLS needs all of MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA, and some are not set");
   }
   return load(files);
+}
+
+Result<std::unique_ptr<Stream>> TlsContext::wrap(Fd socket, Side side) const {
+  SSL* const ssl = SSL_new(context_.get());
+  if (ssl == nullptr) return fail(ErrorCode::kResourceExhausted, fmt::format("cannot begin TLS: {}", openssl_reason()));
+  side == Side::kClient ? SSL_set_connect_state(ssl) : SSL_set_accept_state(ssl);
+  return tls_stream(ssl, std::move(socket));
 }
 
 }  // namespace muster

@@ -3,7 +3,10 @@
 #include <memory>
 #include <string>
 
+#include "muster/io/connect/handshake.h"
 #include "muster/io/stream.h"
+
+struct ssl_ctx_st;
 
 namespace muster {
 
@@ -25,13 +28,16 @@ class TlsContext {
   /// From MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA; a null pointer when none of them is set,
   /// kInvalidArgument when only some are.
   static Result<std::shared_ptr<TlsContext>> from_environment();
-  virtual ~TlsContext() = default;
+  explicit TlsContext(std::shared_ptr<ssl_ctx_st> context) : context_(std::move(context)) {}
 
-  enum class Side { kClient, kServer };
+  using Side = Handshake::Side;
   /// Wraps a connected socket. The TLS handshake runs inside read() and write(), which return 0 meanwhile. The client
   /// begins it with its first call of either; wants_write() tells what to watch the socket for. If either side refuses
   /// a certificate, the error is kAuthentication with OpenSSL's reason. A peer that does not speak TLS is kProtocol.
-  virtual Result<std::unique_ptr<Stream>> wrap(Fd socket, Side side) = 0;
+  Result<std::unique_ptr<Stream>> wrap(Fd socket, Side side) const;
+
+ private:
+  std::shared_ptr<ssl_ctx_st> context_;
 };
 
 }  // namespace muster
