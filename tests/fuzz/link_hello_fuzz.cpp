@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto header = muster::decode_frame_header(input.first(muster::kFrameHeaderBytes), muster::kMaxControlFrame);
   const ByteView payload = input.subspan(muster::kFrameHeaderBytes);
   if (!header || header->length != payload.size()) return 0;
-  const muster::Error why = muster::parse_close(*header, payload, muster::Peer{3, "host", 9, 1, "nowhere", 512});
+  const muster::Error why = muster::parse_close(*header, payload, muster::Peer{3, "host", 9, 512});
   MUSTER_CHECK(why.rank >= muster::kNoRank && why.rank < 512, "a close frame names a rank that does not exist");
   const muster::Bytes repeated = muster::encode_close(&why);
   MUSTER_CHECK(repeated.size() <= muster::kFrameHeaderBytes + muster::kMaxControlFrame,

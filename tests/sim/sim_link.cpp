@@ -5,7 +5,7 @@
 namespace muster::sim {
 namespace {
 
-Peer simulated_peer(Rank rank) { return Peer{rank, "sim", 1000 + rank, 0, "sim:" + std::to_string(rank)}; }
+Peer simulated_peer(Rank rank) { return Peer{rank, "sim", 1000 + rank}; }
 
 }  // namespace
 
@@ -21,7 +21,7 @@ SimLink::~SimLink() {
 void SimLink::pump_sends() {
   if (world_ == nullptr || crashed_) return;
   while (sending()) {
-    Transfer& transfer = next_send();
+    Transfer& transfer = sends_.front();
     const size_t room = other_ == nullptr ? kMaxPacket : kWindow - other_->unreceived_;
     size_t bytes = std::min({transfer.remaining(), room, kMaxPacket});
     if (bytes == 0) return;
@@ -32,7 +32,7 @@ void SimLink::pump_sends() {
     transfer.copy_to(packet.bytes.data(), bytes);
     world_->bytes_sent_[self_] += bytes;
     dispatch(std::move(packet));
-    complete_sends();
+    complete_done(sends_);
   }
 }
 
@@ -50,12 +50,12 @@ void SimLink::pump_receives() {
   bool freed = false;
   while (receiving() && has_unread()) {
     Packet& packet = incoming_.front();
-    const size_t bytes = std::min(next_receive().remaining(), packet.bytes.size() - packet.taken);
-    next_receive().copy_from(packet.bytes.data() + packet.taken, bytes);
+    const size_t bytes = std::min(receives_.front().remaining(), packet.bytes.size() - packet.taken);
+    receives_.front().copy_from(packet.bytes.data() + packet.taken, bytes);
     packet.taken += bytes;
     unreceived_ -= bytes;
     freed = true;
-    complete_receives();
+    complete_done(receives_);
     if (packet.taken == packet.bytes.size()) {
       incoming_.pop();
       --arrived_;

@@ -42,10 +42,9 @@ Result<Address> parse_unix(std::string_view name, std::string_view text) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("'{}' is too long for a Unix socket: at most {} bytes", text, sizeof address.sun_path - 1));
   }
+  if (abstract) return Address::unix_abstract(name.substr(1));
   std::memcpy(address.sun_path, name.data(), name.size());
-  if (abstract) address.sun_path[0] = '\0';
-  // The length marks the end of an abstract name. A path ends with a zero byte.
-  const size_t length = offsetof(sockaddr_un, sun_path) + name.size() + (abstract ? 0 : 1);
+  const size_t length = offsetof(sockaddr_un, sun_path) + name.size() + 1;  // a path ends with a zero byte
   return Address::from_raw(reinterpret_cast<const sockaddr*>(&address), static_cast<socklen_t>(length));
 }
 
@@ -115,7 +114,7 @@ Address Address::from_raw(const sockaddr* address, socklen_t length) {
 Address Address::unix_abstract(std::string_view name) {
   sockaddr_un raw{};
   raw.sun_family = AF_UNIX;
-  const size_t size = std::min(name.size(), sizeof raw.sun_path - 1);
+  const size_t size = std::min(name.size(), sizeof raw.sun_path - 1);  // the length marks the end of the name
   std::memcpy(raw.sun_path + 1, name.data(), size);
   return from_raw(reinterpret_cast<const sockaddr*>(&raw),
                   static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size));

@@ -19,8 +19,11 @@ uint64_t namespace_number(const char* file) {
   return stat(file, &found) == 0 ? found.st_ino : 0;
 }
 
-/// Without proof that two processes share a kernel, muster assumes that they do not.
-std::string unique_domain() {
+/// The boot id and `rest`, if the namespace's number is known. Without proof that two processes share a kernel, muster
+/// assumes that they do not.
+std::string domain(uint64_t number, const std::string& rest) {
+  const std::string boot = boot_id();
+  if (!boot.empty() && number != 0) return boot + "/" + rest;
   std::array<uint8_t, 16> word;
   fill_secure_random(word);
   return "unknown-" + to_hex(word);
@@ -37,17 +40,13 @@ std::string boot_id() {
 uint64_t pid_namespace() { return namespace_number("/proc/self/ns/pid"); }
 
 std::string shared_memory_domain() {
-  const std::string boot = boot_id();
   const uint64_t network = namespace_number("/proc/self/ns/net");
-  if (boot.empty() || network == 0) return unique_domain();
-  return fmt::format("{}/net:{}/uid:{}", boot, network, getuid());
+  return domain(network, fmt::format("net:{}/uid:{}", network, getuid()));
 }
 
 std::string process_domain() {
-  const std::string boot = boot_id();
   const uint64_t processes = pid_namespace();
-  if (boot.empty() || processes == 0) return unique_domain();
-  return fmt::format("{}/pid:{}", boot, processes);
+  return domain(processes, fmt::format("pid:{}", processes));
 }
 
 }  // namespace muster

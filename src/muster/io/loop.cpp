@@ -45,7 +45,7 @@ int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) 
     if (n >= 0 || errno != ENOSYS) return n;
     has_pwait2.store(false, std::memory_order_relaxed);
   }
-  const int64_t ms = ns / 1'000'000 + (ns % 1'000'000 != 0);
+  const int64_t ms = std::chrono::ceil<std::chrono::milliseconds>(Duration(ns)).count();
   return epoll_wait(epoll, events.data(), static_cast<int>(events.size()),
                     static_cast<int>(std::min<int64_t>(ms, 1'000'000)));
 }
@@ -66,15 +66,111 @@ struct Loop::Impl {
   using Task = std::function<void()>;
   using TimerKey = std::pair<TimePoint, TimerId>;  // equal times fire in the order in which they were set
 
-  bool run_tasks();
-  bool run_timers();
-  bool run_pollers();
-  bool run_events(Duration timeout);
-  bool dispatch(const epoll_event& event);
-  void drain_wakeups();
-  void wake();
-  Watch* find(int fd);
-  Duration longest_wait(Duration left) const;
+  Watch* find(int fd) {
+    if (fd < 0 || static_cast<size_t>(fd) >= watches.size() || !watches[fd].handler) return nullptr;
+    return &watches[fd];
+  }
+
+  /// epoll_ctl(). False with errno if it fails.
+  bool control(int operation, int fd, uint32_t events, uint32_t generation) const {
+    epoll_event wanted{.events = events, .data = {.u64 = pack(fd, generation)}};
+    return epoll_ctl(epoll.get(), operation, fd, &wanted) == 0;
+  }
+
+  bool run_tasks() {
+    if (!has_tasks.load(std::memory_order_acquire)) return false;
+    std::vector<Task> taken;
+    {
+      const std::lock_guard lock(mutex);
+      taken.swap(tasks);
+      has_tasks.store(false, std::memory_order_relaxed);
+    }
+    for (auto& task : taken) {
+      task();
+      task = nullptr;  // frees the objects of the task now, not after the last task
+    }
+    return !taken.empty();
+  }
+
+  // Runs the timers that were set and due when the turn began. So a timer that sets another one for "now" cannot block
+  // the loop.
+  bool run_timers() {
+    if (timers.empty()) return false;
+    const TimePoint now = clock->now();
+    const TimerId newest = last_timer;
+    bool ran = false;
+    auto it = timers.begin();
+    while (it != timers.end() && it->first.first <= now) {
+      const TimerKey key = it->first;
+      if (key.second > newest) {
+        ++it;
+        continue;
+      }
+      const Task callback = std::move(it->second);
+      timers.erase(it);
+      timer_times.erase(key.second);
+      callback();
+      ran = true;
+      it = timers.upper_bound(key);
+    }
+    return ran;
+  }
+
+  bool run_pollers() {
+    bool progress = false;
+    const PollerId newest = last_poller;
+    for (auto it = pollers.begin(); it != pollers.end() && it->first <= newest;) {
+      const PollerId id = it->first;
+      const auto poller = it->second;
+      progress |= (*poller)();
+      it = pollers.upper_bound(id);
+    }
+    return progress;
+  }
+
+  void wake() {
+    if (wake_pending.exchange(true, std::memory_order_acq_rel)) return;
+    const uint64_t one = 1;
+    const ssize_t written = ::write(event.get(), &one, sizeof one);
+    MUSTER_CHECK(written == sizeof one || errno == EAGAIN, "cannot write an eventfd");
+  }
+
+  void drain_wakeups() {
+    uint64_t count;
+    while (::read(event.get(), &count, sizeof count) < 0 && errno == EINTR) {
+    }
+    wake_pending.exchange(false, std::memory_order_acq_rel);
+    woken = true;
+  }
+
+  bool dispatch(const epoll_event& reported) {
+    const int fd = static_cast<int>(reported.data.u64 & 0xffffffff);
+    if (fd == event.get()) {
+      drain_wakeups();
+      return false;
+    }
+    const Watch* watch = find(fd);
+    if (watch == nullptr || pack(fd, watch->generation) != reported.data.u64) return false;
+    const uint32_t events = reported.events & (watch->events | EPOLLERR | EPOLLHUP);
+    if (events == 0) return false;  // a callback of this turn has modified the watch
+    const auto handler = watch->handler;
+    (*handler)(events);
+    return true;
+  }
+
+  bool run_events(Duration timeout) {
+    epoll_event events[kEventsPerTurn];
+    const int count = wait_for_events(epoll.get(), events, timeout);
+    MUSTER_CHECK(count >= 0 || errno == EINTR, "epoll_wait failed with errno " + std::to_string(errno));
+    bool ran = false;
+    for (int i = 0; i < count; ++i) ran |= dispatch(events[i]);
+    return ran;
+  }
+
+  Duration longest_wait(Duration left) const {
+    if (!timers.empty()) left = std::min(left, timers.begin()->first.first - clock->now());
+    return std::max(left, Duration::zero());
+  }
 
   const Clock* clock = nullptr;
   Fd epoll, event;
@@ -106,106 +202,6 @@ struct Loop::Impl {
 
 thread_local Loop::Impl* Loop::Impl::turning = nullptr;
 
-Loop::Impl::Watch* Loop::Impl::find(int fd) {
-  if (fd < 0 || static_cast<size_t>(fd) >= watches.size() || !watches[fd].handler) return nullptr;
-  return &watches[fd];
-}
-
-bool Loop::Impl::run_tasks() {
-  if (!has_tasks.load(std::memory_order_acquire)) return false;
-  std::vector<Task> taken;
-  {
-    const std::lock_guard lock(mutex);
-    taken.swap(tasks);
-    has_tasks.store(false, std::memory_order_relaxed);
-  }
-  for (auto& task : taken) {
-    task();
-    task = nullptr;  // frees the objects of the task now, not after the last task
-  }
-  return !taken.empty();
-}
-
-// Runs the timers that were set and due when the turn began. So a timer that sets another one for "now" cannot block
-// the loop.
-bool Loop::Impl::run_timers() {
-  if (timers.empty()) return false;
-  const TimePoint now = clock->now();
-  const TimerId newest = last_timer;
-  bool ran = false;
-  auto it = timers.begin();
-  while (it != timers.end() && it->first.first <= now) {
-    const TimerKey key = it->first;
-    if (key.second > newest) {
-      ++it;
-      continue;
-    }
-    const Task callback = std::move(it->second);
-    timers.erase(it);
-    timer_times.erase(key.second);
-    callback();
-    ran = true;
-    it = timers.upper_bound(key);
-  }
-  return ran;
-}
-
-bool Loop::Impl::run_pollers() {
-  bool progress = false;
-  const PollerId newest = last_poller;
-  for (auto it = pollers.begin(); it != pollers.end() && it->first <= newest;) {
-    const PollerId id = it->first;
-    const auto poller = it->second;
-    progress |= (*poller)();
-    it = pollers.upper_bound(id);
-  }
-  return progress;
-}
-
-void Loop::Impl::wake() {
-  if (wake_pending.exchange(true, std::memory_order_acq_rel)) return;
-  const uint64_t one = 1;
-  const ssize_t written = ::write(event.get(), &one, sizeof one);
-  MUSTER_CHECK(written == sizeof one || errno == EAGAIN, "cannot write an eventfd");
-}
-
-void Loop::Impl::drain_wakeups() {
-  uint64_t count;
-  while (::read(event.get(), &count, sizeof count) < 0 && errno == EINTR) {
-  }
-  wake_pending.exchange(false, std::memory_order_acq_rel);
-  woken = true;
-}
-
-bool Loop::Impl::dispatch(const epoll_event& reported) {
-  const int fd = static_cast<int>(reported.data.u64 & 0xffffffff);
-  if (fd == event.get()) {
-    drain_wakeups();
-    return false;
-  }
-  const Watch* watch = find(fd);
-  if (watch == nullptr || pack(fd, watch->generation) != reported.data.u64) return false;
-  const uint32_t events = reported.events & (watch->events | EPOLLERR | EPOLLHUP);
-  if (events == 0) return false;  // a callback of this turn has modified the watch
-  const auto handler = watch->handler;
-  (*handler)(events);
-  return true;
-}
-
-bool Loop::Impl::run_events(Duration timeout) {
-  epoll_event events[kEventsPerTurn];
-  const int count = wait_for_events(epoll.get(), events, timeout);
-  MUSTER_CHECK(count >= 0 || errno == EINTR, "epoll_wait failed with errno " + std::to_string(errno));
-  bool ran = false;
-  for (int i = 0; i < count; ++i) ran |= dispatch(events[i]);
-  return ran;
-}
-
-Duration Loop::Impl::longest_wait(Duration left) const {
-  if (!timers.empty()) left = std::min(left, timers.begin()->first.first - clock->now());
-  return std::max(left, Duration::zero());
-}
-
 Loop::Loop(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Loop::~Loop() = default;
 
@@ -216,12 +212,7 @@ Result<std::unique_ptr<Loop>> Loop::create(const Clock& clock) {
   if (!impl->epoll) return fail_errno(errno, "cannot create an epoll descriptor");
   impl->event.reset(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!impl->event) return fail_errno(errno, "cannot create an eventfd");
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = pack(impl->event.get(), 0);
-  if (epoll_ctl(impl->epoll.get(), EPOLL_CTL_ADD, impl->event.get(), &event) != 0) {
-    return fail_errno(errno, "cannot watch an eventfd");
-  }
+  if (!impl->control(EPOLL_CTL_ADD, impl->event.get(), EPOLLIN, 0)) return fail_errno(errno, "cannot watch an eventfd");
   return std::unique_ptr<Loop>(new Loop(std::move(impl)));
 }
 
@@ -231,10 +222,7 @@ Result<> Loop::watch(int fd, uint32_t events, Handler handler) {
     return fail(ErrorCode::kAlreadyExists, "descriptor " + std::to_string(fd) + " is watched already");
   }
   const uint32_t generation = ++impl_->last_generation;
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = pack(fd, generation);
-  if (epoll_ctl(impl_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+  if (!impl_->control(EPOLL_CTL_ADD, fd, events, generation)) {
     return fail_errno(errno, "cannot watch descriptor " + std::to_string(fd));
   }
   if (static_cast<size_t>(fd) >= impl_->watches.size()) impl_->watches.resize(fd + 1);
@@ -246,10 +234,7 @@ Result<> Loop::modify(int fd, uint32_t events) {
   auto* watch = impl_->find(fd);
   if (watch == nullptr) return fail(ErrorCode::kNotFound, "descriptor " + std::to_string(fd) + " is not watched");
   if (watch->events == events) return {};
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = pack(fd, watch->generation);
-  if (epoll_ctl(impl_->epoll.get(), EPOLL_CTL_MOD, fd, &event) != 0) {
+  if (!impl_->control(EPOLL_CTL_MOD, fd, events, watch->generation)) {
     return fail_errno(errno, "cannot change what descriptor " + std::to_string(fd) + " is watched for");
   }
   watch->events = events;

@@ -118,7 +118,7 @@ Result<UnixPeer> unix_peer(int fd) {
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
     return fail_errno(errno, "cannot get the credentials of a Unix socket's peer");
   }
-  return UnixPeer{credentials.pid, credentials.uid};
+  return credentials;
 }
 
 }  // namespace muster

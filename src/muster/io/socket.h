@@ -23,10 +23,7 @@ Result<std::optional<Fd>> accept_from(int listener, Address* peer = nullptr);
 Result<Address> local_address(int fd);
 
 /// The process at the other end of a Unix socket, as the kernel recorded it in connect().
-struct UnixPeer {
-  pid_t pid = 0;
-  uid_t uid = 0;
-};
+using UnixPeer = ucred;
 Result<UnixPeer> unix_peer(int fd);
 
 /// Sends or receives one descriptor (-1: none) with one byte over a connected Unix socket. Waits until the deadline.

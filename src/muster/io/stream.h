@@ -5,7 +5,7 @@
 #include <memory>
 #include <span>
 
-#include "muster/base/error.h"
+#include "muster/base/bytes.h"
 #include "muster/io/fd.h"
 
 namespace muster {
@@ -23,6 +23,15 @@ class Stream {
   /// already.
   virtual Result<size_t> read(std::span<const iovec> into) = 0;
   virtual Result<size_t> write(std::span<const iovec> from) = 0;
+  /// The same for one piece.
+  Result<size_t> read(MutableByteView into) {
+    const iovec piece{into.data(), into.size()};
+    return read(std::span(&piece, 1));
+  }
+  Result<size_t> write(ByteView from) {
+    const iovec piece{const_cast<uint8_t*>(from.data()), from.size()};  // it is only read
+    return write(std::span(&piece, 1));
+  }
   /// True if the last read() or write() stopped because the socket was full. To drive a stream: on every event, read()
   /// until 0 and write() until 0, then watch EPOLLIN, and EPOLLOUT if wants_write(). (Watching EPOLLOUT whenever bytes
   /// are pending would spin while a TLS handshake waits for the peer.)

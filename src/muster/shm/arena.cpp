@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +11,7 @@
 #include <mutex>
 
 #include "muster/base/check.h"
-#include "muster/shm/file_limit.h"
+#include "muster/shm/memory_file.h"
 
 namespace muster {
 namespace {
@@ -41,7 +39,7 @@ tl::unexpected<Error> exhausted(const std::string& what, size_t bytes) {
 struct Arena::Segment {
   Fd file;
   uint64_t inode = 0;
-  uint8_t* base = nullptr;
+  MappedMemory memory;
   size_t bytes = 0;
   size_t populated = 0;            ///< pages below this are allocated
   bool inherited = false;          ///< from before a fork: only the parent allocates from it
@@ -49,7 +47,7 @@ struct Arena::Segment {
   std::map<size_t, size_t> taken;  ///< offset, bytes
 
   ~Segment() {
-    munmap(base, bytes);
+    memory.reset();
     // Frees the pages even if peers still have the segment mapped.
     if (!inherited)
       (void)fallocate(file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes));
@@ -68,21 +66,23 @@ struct Arena::Segment {
     return true;
   }
 
-  void give_back(size_t offset) {
+  /// Returns the bytes of the block.
+  size_t give_back(size_t offset) {
     const auto block = taken.find(offset);
     MUSTER_CHECK(block != taken.end(), "memory is freed twice, or does not belong to the arena");
-    auto [next, unused] = free.emplace(offset, block->second);
+    const size_t freed = block->second;
+    auto next = free.emplace(offset, freed).first;
     taken.erase(block);
-    (void)unused;
     if (const auto after = std::next(next); after != free.end() && next->first + next->second == after->first) {
       next->second += after->second;
       free.erase(after);
     }
-    if (next == free.begin()) return;
+    if (next == free.begin()) return freed;
     if (const auto before = std::prev(next); before->first + before->second == next->first) {
       before->second += next->second;
       free.erase(next);
     }
+    return freed;
   }
 };
 
@@ -107,7 +107,7 @@ Result<void*> Arena::allocate(size_t bytes) {
   MUSTER_ASSIGN(Segment* const fresh, grow(wanted));
   if (void* const data = take(*fresh, wanted)) return data;
   const std::string why = std::strerror(errno);
-  segments_.erase(reinterpret_cast<uintptr_t>(fresh->base));
+  segments_.erase(reinterpret_cast<uintptr_t>(fresh->memory.get()));
   return exhausted(why + "; free some, or use ordinary tensors", bytes);
 }
 
@@ -123,7 +123,7 @@ void* Arena::take(Segment& segment, size_t bytes) {
     segment.taken.emplace(offset, bytes);
     used_ += bytes;
     blocks_.fetch_add(1, std::memory_order_relaxed);
-    return segment.base + offset;
+    return segment.memory.get() + offset;
   }
   return nullptr;
 }
@@ -139,15 +139,14 @@ Result<Arena::Segment*> Arena::grow(size_t bytes) {
       fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0 || fstat(file, &status) != 0) {
     return fail_errno(errno, "cannot create shared memory for tensors");
   }
-  void* const base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  if (base == MAP_FAILED) return fail_errno(errno, fmt::format("cannot map {} bytes of shared memory", size));
-  (void)madvise(base, size, MADV_HUGEPAGE);  // only a hint
+  segment->memory = map_memory(segment->file, size);
+  if (!segment->memory) return fail_errno(errno, fmt::format("cannot map {} bytes of shared memory", size));
+  (void)madvise(segment->memory.get(), size, MADV_HUGEPAGE);  // only a hint
   segment->inode = status.st_ino;
-  segment->base = static_cast<uint8_t*>(base);
   segment->bytes = size;
   segment->free.emplace(0, size);
   Segment* const made = segment.get();
-  segments_.emplace(reinterpret_cast<uintptr_t>(base), std::move(segment));
+  segments_.emplace(reinterpret_cast<uintptr_t>(made->memory.get()), std::move(segment));
   return made;
 }
 
@@ -157,10 +156,7 @@ void Arena::free(void* data) {
   auto found = segments_.upper_bound(reinterpret_cast<uintptr_t>(data));
   MUSTER_CHECK(found != segments_.begin(), "memory that is freed does not belong to the arena");
   Segment& segment = *(--found)->second;
-  const size_t offset = static_cast<uint8_t*>(data) - segment.base;
-  const auto block = segment.taken.find(offset);
-  if (block != segment.taken.end()) used_ -= block->second;
-  segment.give_back(offset);
+  used_ -= segment.give_back(static_cast<uint8_t*>(data) - segment.memory.get());
   blocks_.fetch_sub(1, std::memory_order_relaxed);
   if (!segment.taken.empty()) return;
   size_t kept = 0;

@@ -21,8 +21,7 @@ void CpuMigrator::migrate_away(std::span<const uint32_t> taken) {
   const TimePoint now = steady_clock().now();
   if (now < next_) return;
   next_ = now + kMigrationInterval;
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  const cpu_set_t allowed = usable_core_set();
   cpu_set_t free = allowed;
   for (const uint32_t core : taken) {
     if (core < CPU_SETSIZE) CPU_CLR(core, &free);

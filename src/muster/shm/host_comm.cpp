@@ -54,8 +54,7 @@ HostComm::HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, 
       seen_steps_(static_cast<size_t>(size), 0),
       pointers_(static_cast<size_t>(size)),
       pid_namespace_(pid_namespace()) {
-  HostCommRank& own = memory_->rank(rank_);
-  own.pid = getpid();
+  memory_->rank(rank_).pid = getpid();
 }
 
 void HostComm::open(const Tag& tag) {

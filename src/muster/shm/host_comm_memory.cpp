@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,7 +11,6 @@
 
 #include "muster/base/at_fork.h"
 #include "muster/base/check.h"
-#include "muster/shm/file_limit.h"
 
 namespace muster {
 namespace {
@@ -78,38 +75,36 @@ Result<Fd> HostCommMemory::allocate(int size, size_t slot_bytes, bool has_leader
 }
 
 Result<std::shared_ptr<HostCommMemory>> HostCommMemory::map(const Fd& memory, int size) {
-  const int seals = fcntl(memory.get(), F_GET_SEALS);
-  struct stat info {};
+  const auto info = status_if_sealed(memory);
   Header header{};
-  if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(memory.get(), &info) != 0 ||
-      pread(memory.get(), &header, sizeof(header), 0) != sizeof(header) || header.magic != kHostCommMagic) {
+  if (!info || pread(memory.get(), &header, sizeof(header), 0) != sizeof(header) || header.magic != kHostCommMagic) {
     return fail(ErrorCode::kProtocol,
                 "the shared memory that rank 0 sent is not a host communicator of this version of muster");
   }
   if (header.size != static_cast<uint32_t>(size) || header.slot_bytes == 0 || header.slot_bytes > (1ULL << 32) ||
       header.slot_bytes % kPage != 0 ||
-      static_cast<size_t>(info.st_size) != total_bytes(header.size, header.slot_bytes)) {
+      static_cast<size_t>(info->st_size) != total_bytes(header.size, header.slot_bytes)) {
     return fail(ErrorCode::kMismatch,
                 fmt::format("the shared memory was made for {} ranks, not {}", header.size, size));
   }
   Registry& known = registry();
   const std::lock_guard lock(known.mutex);
   std::erase_if(known.mapped, [](const auto& mapping) { return mapping.second.expired(); });
-  auto& entry = known.mapped[{info.st_dev, info.st_ino}];
+  auto& entry = known.mapped[{info->st_dev, info->st_ino}];
   if (auto shared = entry.lock()) return shared;
-  const auto bytes = static_cast<size_t>(info.st_size);
-  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.get(), 0);
-  if (base == MAP_FAILED) {
+  const auto bytes = static_cast<size_t>(info->st_size);
+  MappedMemory mapped = map_memory(memory, bytes);
+  if (!mapped) {
     return fail_errno(errno, fmt::format("cannot map {} bytes of shared memory (is there a limit, ulimit -v?)", bytes));
   }
   std::shared_ptr<HostCommMemory> made(
-      new HostCommMemory(base, bytes, size, header.slot_bytes, header.has_leader != 0));
+      new HostCommMemory(std::move(mapped), size, header.slot_bytes, header.has_leader != 0));
   entry = made;
   return made;
 }
 
 Result<> HostCommMemory::populate(const Fd& memory, Rank rank) const {
-  const auto offset = slot(rank, 0) - static_cast<uint8_t*>(base_);
+  const auto offset = slot(rank, 0) - memory_.get();
   const auto bytes = static_cast<off_t>(kHostCommSlots * slot_bytes_);
   while (fallocate(memory.get(), 0, offset, bytes) != 0) {
     if (errno == EINTR) continue;
@@ -118,14 +113,11 @@ Result<> HostCommMemory::populate(const Fd& memory, Rank rank) const {
   return {};
 }
 
-HostCommMemory::HostCommMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool has_leader)
-    : base_(base),
-      bytes_(bytes),
+HostCommMemory::HostCommMemory(MappedMemory memory, int size, size_t slot_bytes, bool has_leader)
+    : memory_(std::move(memory)),
       slot_bytes_(slot_bytes),
       has_leader_(has_leader),
-      ranks_(reinterpret_cast<HostCommRank*>(static_cast<uint8_t*>(base) + kHeaderBytes)),
-      slots_(static_cast<uint8_t*>(base) + slots_begin(size)) {}
-
-HostCommMemory::~HostCommMemory() { munmap(base_, bytes_); }
+      ranks_(reinterpret_cast<HostCommRank*>(memory_.get() + kHeaderBytes)),
+      slots_(memory_.get() + slots_begin(size)) {}
 
 }  // namespace muster

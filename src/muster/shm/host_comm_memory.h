@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "muster/base/error.h"
-#include "muster/io/fd.h"
+#include "muster/shm/memory_file.h"
 
 namespace muster {
 
@@ -89,9 +89,6 @@ class HostCommMemory {
   /// Checks that the memory has the right form for `size` ranks. A shared_ptr, because the ranks of one process share a
   /// mapping: 512 threads with a mapping each would spend more on page tables than on data.
   static Result<std::shared_ptr<HostCommMemory>> map(const Fd& memory, int size);
-  ~HostCommMemory();
-  HostCommMemory(const HostCommMemory&) = delete;
-  HostCommMemory& operator=(const HostCommMemory&) = delete;
 
   /// Allocates the pages of a rank's slots now, on its own NUMA node. Later, a lack of memory would raise SIGBUS.
   Result<> populate(const Fd& memory, Rank rank) const;
@@ -102,13 +99,12 @@ class HostCommMemory {
   uint8_t* slot(Rank rank, uint32_t step) const { return slots_ + slot_index(rank, step) * slot_bytes_; }
 
  private:
-  HostCommMemory(void* base, size_t bytes, int size, size_t slot_bytes, bool has_leader);
+  HostCommMemory(MappedMemory memory, int size, size_t slot_bytes, bool has_leader);
   static size_t slot_index(Rank rank, uint32_t step) {
     return static_cast<size_t>(rank) * kHostCommSlots + step % kHostCommSlots;
   }
 
-  void* base_;
-  size_t bytes_;
+  MappedMemory memory_;
   size_t slot_bytes_;
   bool has_leader_;
   HostCommRank* ranks_;

@@ -2,15 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <cerrno>
 
 namespace muster {
-PeerMemory::~PeerMemory() {
-  for (const Mapping& mapping : mappings_) munmap(mapping.base, mapping.bytes);
-}
 
 Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Location& location, size_t bytes) {
   if (location.offset > location.segment_bytes || bytes > location.segment_bytes - location.offset) {
@@ -21,15 +16,12 @@ Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Location& location, siz
     if (mapping->bytes != location.segment_bytes)
       return fail(ErrorCode::kProtocol, "a peer announced two sizes for one segment of tensors");
     mappings_.splice(mappings_.end(), mappings_, mapping);
-    return mapping->base + location.offset;
+    return mapping->memory.get() + location.offset;
   }
-  MUSTER_ASSIGN(const Mapping mapping, open(pid, location));
-  if (mappings_.size() == kMaxMappings) {
-    munmap(mappings_.front().base, mappings_.front().bytes);
-    mappings_.pop_front();
-  }
-  mappings_.push_back(mapping);
-  return mapping.base + location.offset;
+  MUSTER_ASSIGN(Mapping mapping, open(pid, location));
+  if (mappings_.size() == kMaxMappings) mappings_.pop_front();
+  mappings_.push_back(std::move(mapping));
+  return mappings_.back().memory.get() + location.offset;
 }
 
 void PeerMemory::add_known(uint64_t segment) {
@@ -49,18 +41,17 @@ Result<PeerMemory::Mapping> PeerMemory::open(pid_t pid, const Arena::Location& l
         fmt::format("cannot open {}, errno {}: this system does not let processes of one user see each other's files",
                     path, errno));
   }
-  struct stat status {};
-  const int seals = fcntl(file.get(), F_GET_SEALS);
-  if (fstat(file.get(), &status) != 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
-      status.st_ino != location.segment || static_cast<uint64_t>(status.st_size) != location.segment_bytes) {
+  const auto status = status_if_sealed(file);
+  if (!status || status->st_ino != location.segment ||
+      static_cast<uint64_t>(status->st_size) != location.segment_bytes) {
     return fail(ErrorCode::kProtocol, fmt::format("{} is not the segment of tensors that the peer announced", path));
   }
-  void* const base = mmap(nullptr, location.segment_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  if (base == MAP_FAILED) {
+  MappedMemory memory = map_memory(file, location.segment_bytes);
+  if (!memory) {
     return fail_errno(errno, fmt::format("cannot map {} bytes of a peer's tensors", location.segment_bytes));
   }
-  (void)madvise(base, location.segment_bytes, MADV_HUGEPAGE);
-  return Mapping{pid, location.segment, static_cast<uint8_t*>(base), location.segment_bytes};
+  (void)madvise(memory.get(), location.segment_bytes, MADV_HUGEPAGE);
+  return Mapping{pid, location.segment, location.segment_bytes, std::move(memory)};
 }
 
 }  // namespace muster

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "muster/shm/arena.h"
+#include "muster/shm/memory_file.h"
 
 namespace muster {
 
@@ -19,11 +20,6 @@ class PeerMemory {
   /// The most segments that are mapped at a time. Owners free them without notice, so the least recently used mapping
   /// is dropped. No call uses as many.
   static constexpr size_t kMaxMappings = 1024;
-
-  PeerMemory() = default;
-  ~PeerMemory();
-  PeerMemory(const PeerMemory&) = delete;
-  PeerMemory& operator=(const PeerMemory&) = delete;
 
   /// The address here of `bytes` at `location` of process `pid`, valid until kMaxMappings other segments are mapped.
   /// kUnavailable if the system does not let processes see each other's files, kProtocol for an invalid location.
@@ -38,8 +34,8 @@ class PeerMemory {
   struct Mapping {
     pid_t pid;
     uint64_t segment;
-    uint8_t* base;
     size_t bytes;
+    MappedMemory memory;
   };
   static Result<Mapping> open(pid_t pid, const Arena::Location& location);
 

@@ -23,8 +23,6 @@ struct Peer {
   Rank rank = kNoRank;
   std::string host;
   pid_t pid = 0;
-  uint64_t generation = 0;
-  std::string address;
   int size = 0;          ///< of its group; it may only blame ranks below this
   Subflow subflow = {};  ///< of the link that it dialed
 

@@ -1,8 +1,12 @@
 #include "muster/transport/link_base.h"
 
+#include <fmt/format.h>
+
 #include "muster/base/check.h"
 
 namespace muster {
+
+std::string Peer::to_string() const { return fmt::format("rank {} (host {}, pid {})", rank, host, pid); }
 
 void LinkState::on_close(std::function<void(const Error&)> handler) {
   close_handler_ = std::move(handler);

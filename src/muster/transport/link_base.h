@@ -52,8 +52,7 @@ class LinkBase : public LinkState {
 
   using LinkState::LinkState;
 
-  /// Move as many bytes as possible now. Call complete_sends() and complete_receives(), and end() or begin_drain() if
-  /// the link fails.
+  /// Move as many bytes as possible now. Call complete_done(), and end() or begin_drain() if the link fails.
   virtual void pump_sends() = 0;
   virtual void pump_receives() = 0;
   /// True if bytes that the peer sent before it closed wait for a receive.
@@ -70,11 +69,8 @@ class LinkBase : public LinkState {
 
   bool sending() const { return !sends_.empty(); }
   bool receiving() const { return !receives_.empty(); }
-  Transfer& next_send() { return sends_.front(); }
-  Transfer& next_receive() { return receives_.front(); }
   /// To be called after the first operation was advanced: completes it if all its bytes have moved.
-  void complete_sends() { complete_done(sends_); }
-  void complete_receives() { complete_done(receives_); }
+  void complete_done(Fifo<Transfer>& operations);
 
   /// Ends the link: all pending and later operations get `why`.
   void end(Error why);
@@ -88,12 +84,12 @@ class LinkBase : public LinkState {
   /// The destructor of every transport calls this. Shuts the link down and fails the pending operations.
   void destroy_link();
 
+  Fifo<Transfer> sends_, receives_;  ///< the pending operations; the first of each is being moved
+
  private:
   bool start(Fifo<Transfer>& operations, Transfer&& transfer);
-  void complete_done(Fifo<Transfer>& operations);
   void fail_operations() final;
 
-  Fifo<Transfer> sends_, receives_;
   std::optional<Error> draining_;
   Fifo<std::function<void()>> pongs_;
 };

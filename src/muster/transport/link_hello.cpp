@@ -40,7 +40,7 @@ Result<LinkHello> make_hello(const LinkIdentity& self, LinkHello::Wire wire) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("a link has 1 to {} subflows, not {}", kMaxSubflows, self.subflow.count));
   }
-  return LinkHello{wire, self.rank, self.size, self.generation, getpid(), self.group, host_name(), self.subflow};
+  return LinkHello{{self.rank, host_name(), getpid(), self.size, self.subflow}, wire, self.generation, self.group};
 }
 
 Bytes encode(const LinkHello& hello) {
@@ -76,9 +76,8 @@ Result<LinkHello> parse_hello(ByteView bytes) {
 }
 
 Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected) {
-  const std::string who = fmt::format("rank {} (host {}, pid {})", peer.rank, peer.host, peer.pid);
   const auto refuse = [&](const std::string& what) {
-    return fail(ErrorCode::kMismatch, fmt::format("{} {}", who, what), peer.rank);
+    return fail(ErrorCode::kMismatch, fmt::format("{} {}", peer.to_string(), what), peer.rank);
   };
   if (peer.wire != self.wire) {
     return refuse(fmt::format("links over {}, rank {} over {}", name(peer.wire), self.rank, name(self.wire)));
@@ -106,10 +105,6 @@ Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected
     return refuse(fmt::format("answered where rank {} dialed rank {}", self.rank, expected));
   }
   return {};
-}
-
-Peer peer_of(const LinkHello& hello, const Address& address) {
-  return Peer{hello.rank, hello.host, hello.pid, hello.generation, address.to_string(), hello.size, hello.subflow};
 }
 
 }  // namespace muster

@@ -8,16 +8,11 @@ inline constexpr int kMaxSubflows = 16;
 
 /// The description of itself that each end of a link sends in the handshake. The grammar is at the head of
 /// link_hello.cpp.
-struct LinkHello {
+struct LinkHello : Peer {
   enum class Wire : uint8_t { kSocket = 1, kShm = 2 };  // append only
   Wire wire = Wire::kSocket;
-  Rank rank = kNoRank;
-  int size = 0;
   uint64_t generation = 0;
-  pid_t pid = 0;
   std::string group;
-  std::string host;
-  Subflow subflow = {};
 };
 
 /// The hello of this process. kInvalidArgument for a rank outside 0..size-1, a name that is too long, or more than
@@ -30,7 +25,5 @@ Result<LinkHello> parse_hello(ByteView bytes);
 /// kMismatch, with both values, if the two ends do not belong together. `expected`: the rank that was dialed, or
 /// kNoRank.
 Result<> check_hello(const LinkHello& self, const LinkHello& peer, Rank expected);
-
-Peer peer_of(const LinkHello& hello, const Address& address);
 
 }  // namespace muster

@@ -19,9 +19,7 @@ class SocketListener final : public Listener {
       : loop_(loop), hello_(std::move(hello)), factory_(std::move(factory)), handler_(std::move(handler)) {}
 
   Result<> start(const Address& address, Credentials credentials) {
-    Acceptor::Options options;
-    options.credentials = std::move(credentials);
-    options.hello = encode(hello_);
+    Acceptor::Options options{.credentials = std::move(credentials), .hello = encode(hello_)};
     MUSTER_ASSIGN(acceptor_, Acceptor::create(loop_, address, std::move(options),
                                               [this](Connection connection) { negotiate(std::move(connection)); }));
     return {};
@@ -44,8 +42,7 @@ class SocketListener final : public Listener {
 
   void finish(uint64_t id, Result<NegotiatedLink> negotiated) {
     negotiations_.erase(id);
-    Result<std::unique_ptr<Link>> link =
-        std::move(negotiated).and_then([this](NegotiatedLink&& agreed) { return factory_(loop_, std::move(agreed)); });
+    Result<std::unique_ptr<Link>> link = std::move(negotiated).and_then(factory_);
     if (!link) {
       last_refusal_ = fmt::format("rank {} of group \"{}\" refused a link: {}", hello_.rank, hello_.group,
                                   link.error().to_string());
@@ -97,11 +94,7 @@ class LinkDial final : public Dial {
       return finish(tl::unexpected(std::move(error)));
     }
     negotiation_.emplace(loop_, std::move(*connection), hello_, expected_, deadline_,
-                         [this](Result<NegotiatedLink> negotiated) {
-                           finish(std::move(negotiated).and_then([this](NegotiatedLink&& agreed) {
-                             return factory_(loop_, std::move(agreed));
-                           }));
-                         });
+                         [this](Result<NegotiatedLink> agreed) { finish(std::move(agreed).and_then(factory_)); });
   }
 
   // The handler may destroy this object, so its call comes last.

@@ -5,7 +5,7 @@
 namespace muster {
 
 /// Makes a link from a connection whose ends have agreed.
-using LinkFactory = std::function<Result<std::unique_ptr<Link>>(Loop&, NegotiatedLink)>;
+using LinkFactory = std::function<Result<std::unique_ptr<Link>>(NegotiatedLink)>;
 
 /// Listen and connect for every kind of link over a socket. Only the factory differs.
 Result<std::unique_ptr<Listener>> listen_for_links(Loop& loop, const Address& address, LinkIdentity self,

@@ -25,17 +25,14 @@ LinkNegotiation::LinkNegotiation(Loop& loop, Connection connection, LinkHello se
 LinkNegotiation::~LinkNegotiation() { stop(); }
 
 void LinkNegotiation::begin() {
-  if (Result<> started = start(); !started) return finish(tl::unexpected(started.error()));
-  advance();
-}
-
-Result<> LinkNegotiation::start() {
   if (Result<> agreed = check(); !agreed) {
     linger(loop_, std::move(connection_.stream), encode_close(&agreed.error()));
-    return agreed;
+    return finish(tl::unexpected(agreed.error()));
   }
   output_ = encode_frame(static_cast<uint8_t>(LinkFrame::kOpen), {});
-  return loop_.watch(connection_.stream->fd(), EPOLLIN, [this](uint32_t) { advance(); });
+  const Result<> watched = loop_.watch(connection_.stream->fd(), EPOLLIN, [this](uint32_t) { advance(); });
+  if (!watched) return finish(tl::unexpected(watched.error()));
+  advance();
 }
 
 Result<> LinkNegotiation::check() {
@@ -43,7 +40,7 @@ Result<> LinkNegotiation::check() {
   if (!hello) {
     return fail(hello.error().code, "a peer at " + connection_.peer.to_string() + ": " + hello.error().message);
   }
-  peer_ = peer_of(*hello, connection_.peer);
+  peer_ = *hello;
   return check_hello(self_, *hello, expected_);
 }
 
@@ -65,8 +62,7 @@ void LinkNegotiation::advance() {
 /// Does not report a failed write: the peer may have sent a reason, which is read next.
 void LinkNegotiation::write() {
   while (!output_.empty()) {
-    const iovec piece{output_.data(), output_.size()};
-    const Result<size_t> written = connection_.stream->write({&piece, 1});
+    const Result<size_t> written = connection_.stream->write(output_);
     if (written && *written == 0) return;
     output_.erase(output_.begin(), output_.begin() + static_cast<ptrdiff_t>(written ? *written : output_.size()));
   }
@@ -93,8 +89,7 @@ Result<bool> LinkNegotiation::fill(size_t bytes) {
   while (input_.size() < bytes) {
     const size_t had = input_.size();
     input_.resize(bytes);
-    const iovec piece{input_.data() + had, bytes - had};
-    const Result<size_t> got = connection_.stream->read({&piece, 1});
+    const Result<size_t> got = connection_.stream->read(MutableByteView(input_).subspan(had));
     input_.resize(had + (got ? *got : 0));
     if (!got) return tl::unexpected(link_error(got.error(), peer_));
     if (*got == 0) return false;

@@ -26,7 +26,6 @@ class LinkNegotiation {
  private:
   void begin();
   void advance();
-  Result<> start();
   Result<> check();
   void write();
   Result<bool> read();

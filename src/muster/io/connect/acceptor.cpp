@@ -22,27 +22,12 @@ namespace {
 constexpr Duration kExhaustedPause = 100ms;  // before the next try after descriptors or memory ran out
 constexpr int kAcceptsPerTurn = 64;          // so that a flood of new connections leaves time for the others
 
-/// Removes the file of a path socket with its listener, unless another process has replaced the file.
-class SocketFile {
- public:
-  explicit SocketFile(const Address& address) {
-    if (!address.is_unix() || address.host().starts_with('@')) return;
-    struct stat status;
-    if (stat(address.host().c_str(), &status) != 0) return;
-    path_ = address.host();
-    inode_ = status.st_ino;
-  }
-  ~SocketFile() {
-    struct stat status;
-    if (!path_.empty() && stat(path_.c_str(), &status) == 0 && status.st_ino == inode_) unlink(path_.c_str());
-  }
-  SocketFile(const SocketFile&) = delete;
-  SocketFile& operator=(const SocketFile&) = delete;
-
- private:
-  std::string path_;
-  ino_t inode_ = 0;
-};
+/// The inode of a path socket's file; 0 for another address, and if the file is gone.
+ino_t inode_of(const Address& address) {
+  struct stat status;
+  const bool is_path = address.is_unix() && !address.host().starts_with('@');
+  return is_path && stat(address.host().c_str(), &status) == 0 ? status.st_ino : 0;
+}
 
 /// It has many small functions, one for each event of a handshake: input, silence, a full table, a failed accept().
 class SocketAcceptor final : public Acceptor {
@@ -53,7 +38,7 @@ class SocketAcceptor final : public Acceptor {
         address_(std::move(address)),
         options_(std::move(options)),
         handler_(std::make_shared<const Handler>(std::move(handler))),
-        file_(address_),
+        inode_(inode_of(address_)),
         refusal_log_(loop.clock()),
         queue_(options_.max_pending) {}
 
@@ -65,6 +50,8 @@ class SocketAcceptor final : public Acceptor {
       loop_.unwatch(fd);
       loop_.cancel(pending.timeout);
     }
+    // Removes the file of a path socket, unless another process has replaced it.
+    if (inode_ != 0 && inode_of(address_) == inode_) unlink(address_.host().c_str());
   }
 
   Result<> start() {
@@ -137,20 +124,23 @@ class SocketAcceptor final : public Acceptor {
 
   /// New connections wait in the kernel's backlog until a pending one may be evicted.
   void wait_for_eviction() {
-    full_ = true;
-    listen();
     loop_.cancel(room_timer_);
-    room_timer_ = loop_.at(queue_.next()->due, [this] {
-      full_ = false;
-      listen();
-    });
+    room_timer_ = loop_.at(queue_.next()->due, [this] { resume(room_timer_); });
+    listen();
   }
 
   /// Watches the listener only while a connection can be accepted. Otherwise new connections wait in the kernel's
   /// backlog.
   void listen() {
-    const auto changed = loop_.modify(listener_.get(), paused_ || full_ ? 0 : uint32_t{EPOLLIN});
+    const bool waits = resume_timer_ != 0 || room_timer_ != 0;
+    const auto changed = loop_.modify(listener_.get(), waits ? 0 : uint32_t{EPOLLIN});
     MUSTER_CHECK(changed.has_value(), changed.error().message);
+  }
+
+  /// The timer has expired or is not needed any more.
+  void resume(Loop::TimerId& timer) {
+    loop_.cancel(std::exchange(timer, 0));
+    listen();
   }
 
   static bool is_ready(int fd) {
@@ -167,10 +157,10 @@ class SocketAcceptor final : public Acceptor {
     const bool connected = accepted && *accepted;
     if (connected) {
       const int fd = (*accepted)->get();
-      if (!options_.plain) send_refusal(fd, Handshake::Refusal::kFull);
+      if (!options_.plain) Negotiation::send_refusal(fd, Handshake::Refusal::kFull);
       refused(name_of(fd, peer), "this process has no file descriptor left; raise its limit (ulimit -n)");
+      accepted->reset();
     }
-    if (connected) accepted->reset();
     reserve_ = open_reserve();
     if (!accepted) return tl::unexpected(accepted.error());
     return connected;
@@ -180,12 +170,8 @@ class SocketAcceptor final : public Acceptor {
   /// another try at once would spin.
   void pause(const Error& error) {
     refusal_log_.warn(fmt::format("{} cannot accept connections for now: {}", address_.to_string(), error.message));
-    paused_ = true;
+    resume_timer_ = loop_.after(kExhaustedPause, [this] { resume(resume_timer_); });
     listen();
-    resume_timer_ = loop_.after(kExhaustedPause, [this] {
-      paused_ = false;
-      listen();
-    });
   }
 
   void accept_plain(Fd socket, const Address& peer) {
@@ -234,14 +220,8 @@ class SocketAcceptor final : public Acceptor {
     const auto who = unix_peer(fd);
     if (who && (who->uid == geteuid() || who->uid == 0)) return true;
     refused(name_of(fd, peer), who ? fmt::format("it belongs to user {}", who->uid) : who.error().message);
-    if (options_.plain) return false;
-    send_refusal(fd, Handshake::Refusal::kWrongUser);
+    if (!options_.plain) Negotiation::send_refusal(fd, Handshake::Refusal::kWrongUser);
     return false;
-  }
-
-  static void send_refusal(int fd, Handshake::Refusal refusal) {
-    const Bytes reason = Handshake::refuse(refusal);
-    (void)send(fd, reason.data(), reason.size(), MSG_NOSIGNAL);  // it fits into the empty buffer of a new socket
   }
 
   static Fd open_reserve() { return Fd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
@@ -291,9 +271,7 @@ class SocketAcceptor final : public Acceptor {
     loop_.unwatch(fd);
     loop_.cancel(pending_.at(fd).timeout);
     pending_.erase(fd);
-    if (!std::exchange(full_, false)) return;
-    loop_.cancel(room_timer_);
-    listen();
+    if (room_timer_ != 0) resume(room_timer_);
   }
 
   Loop& loop_;
@@ -303,12 +281,11 @@ class SocketAcceptor final : public Acceptor {
   const Options options_;
   // Shared, so that a handler which destroys its acceptor survives until it returns.
   const std::shared_ptr<const Handler> handler_;
-  const SocketFile file_;
+  const ino_t inode_;
   RateLimitedLog refusal_log_;
   std::string last_refusal_;
-  bool paused_ = false;  // the last accept failed; until resume_timer_
-  bool full_ = false;    // no connection may be evicted yet; until room_timer_
-  Loop::TimerId resume_timer_ = 0, room_timer_ = 0;
+  Loop::TimerId resume_timer_ = 0;  // 0, or the last accept failed
+  Loop::TimerId room_timer_ = 0;    // 0, or no connection may be evicted yet
   std::unordered_map<int, Pending> pending_;
   HandshakeQueue queue_;  // the same connections, and which one is evicted next
 };

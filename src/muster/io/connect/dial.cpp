@@ -2,7 +2,6 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "muster/base/check.h"
@@ -17,10 +16,8 @@ constexpr Duration kFirstPause = 5ms;
 constexpr Duration kMaxPause = 500ms;
 
 uint64_t fresh_seed() {
-  std::array<uint8_t, sizeof(uint64_t)> bytes;
-  fill_secure_random(bytes);
   uint64_t seed;
-  std::memcpy(&seed, bytes.data(), sizeof seed);
+  fill_secure_random({reinterpret_cast<uint8_t*>(&seed), sizeof seed});
   return seed;
 }
 
@@ -81,8 +78,7 @@ class Dialer final : public Dial {
       return finish(tl::unexpected(std::move(error)));
     }
     last_problem_ = without_prefix(error.message);
-    const auto pause =
-        Duration(static_cast<int64_t>(static_cast<double>(pause_.count()) * (0.5 + random_.uniform() / 2)));
+    const auto pause = std::chrono::duration_cast<Duration>(pause_ * (0.5 + random_.uniform() / 2));
     pause_ = std::min(pause_ * 2, kMaxPause);
     next_ = loop_.after(pause, [this] { attempt(); });
   }
@@ -133,8 +129,7 @@ class Dialer final : public Dial {
   Random random_;
   Duration pause_ = kFirstPause;
   std::string last_problem_ = "no answer to the connection request";
-  Loop::TimerId give_up_ = 0;
-  Loop::TimerId next_ = 0;
+  Loop::TimerId give_up_ = 0, next_ = 0;
   Fd socket_;
   std::optional<Negotiation> negotiation_;
 };

@@ -21,6 +21,7 @@
 #include <openssl/hmac.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "muster/base/check.h"
@@ -45,12 +46,8 @@ enum Kind : uint8_t { kProof = 1, kRefused = 2 };
 constexpr const char* kTls = "TLS, which is not set up at this end (MUSTER_TLS_CERT, MUSTER_TLS_KEY, MUSTER_TLS_CA)";
 
 /// The first bytes of other protocols, and their names for messages.
-struct Foreign {
-  std::string_view prefix;
-  const char* name;
-};
 using std::string_view_literals::operator""sv;
-constexpr Foreign kForeign[] = {
+constexpr std::pair<std::string_view, const char*> kForeign[] = {
     {"GET "sv, "HTTP"},
     {"POST "sv, "HTTP"},
     {"HEAD "sv, "HTTP"},
@@ -65,9 +62,11 @@ constexpr Foreign kForeign[] = {
 };
 
 Bytes greeting(uint8_t side, ByteView nonce) {
-  Writer writer;
-  writer.put_raw(as_bytes(kMagic)).put(kVersion).put(side).put_raw(nonce);
-  return writer.take();
+  return Writer().put_raw(as_bytes(kMagic)).put(kVersion).put(side).put_raw(nonce).take();
+}
+
+Handshake::Side other(Handshake::Side side) {
+  return side == Handshake::Side::kClient ? Handshake::Side::kServer : Handshake::Side::kClient;
 }
 
 uint16_t u16_at(const Bytes& bytes, size_t offset) {
@@ -95,14 +94,11 @@ void Handshake::reject(Refusal reason) {
   MUSTER_CHECK(side_ == Side::kServer && state_ != State::kDone,
                "only a server may reject a peer, and only during the handshake");
   const Bytes words = state_ == State::kAwaitProof ? Bytes{kRefused, static_cast<uint8_t>(reason)} : refuse(reason);
-  if (state_ != State::kFailed) output_.insert(output_.end(), words.begin(), words.end());
+  if (state_ != State::kFailed) output_.put_raw(words);
   state_ = State::kFailed;
 }
 
-void Handshake::send_greeting() {
-  const Bytes bytes = greeting(static_cast<uint8_t>(side_), nonce_);
-  output_.insert(output_.end(), bytes.begin(), bytes.end());
-}
+void Handshake::send_greeting() { output_.put_raw(greeting(static_cast<uint8_t>(side_), nonce_)); }
 
 Bytes Handshake::proof_of(Side side, ByteView hello) const {
   const bool client = side_ == Side::kClient;
@@ -120,10 +116,7 @@ Bytes Handshake::proof_of(Side side, ByteView hello) const {
 }
 
 void Handshake::send_proof() {
-  Writer writer;
-  writer.put(static_cast<uint8_t>(kProof)).put_raw(proof_of(side_, hello_));
-  writer.put(static_cast<uint16_t>(hello_.size())).put_raw(hello_);
-  output_.insert(output_.end(), writer.bytes().begin(), writer.bytes().end());
+  output_.put(kProof).put_raw(proof_of(side_, hello_)).put(static_cast<uint16_t>(hello_.size())).put_raw(hello_);
 }
 
 Result<size_t> Handshake::feed(ByteView bytes) {
@@ -191,7 +184,7 @@ Result<> Handshake::on_greeting() {
   if (input_.size() < kGreetingBytes) return {};
   const uint8_t peer_side = input_[kSideOffset];
   if (side_ == Side::kClient && peer_side == kRefusalSide) return tl::unexpected(refused(input_[kNonceOffset]));
-  if (peer_side != static_cast<uint8_t>(side_ == Side::kClient ? Side::kServer : Side::kClient)) {
+  if (peer_side != static_cast<uint8_t>(other(side_))) {
     return fail(ErrorCode::kProtocol,
                 fmt::format("the peer is a {} too", side_ == Side::kClient ? "client" : "server"));
   }
@@ -205,7 +198,7 @@ Result<> Handshake::on_greeting() {
 
 Result<> Handshake::on_proof() {
   const auto reject = [this](ErrorCode code, Refusal reason, std::string message) {
-    if (side_ == Side::kServer) output_.insert(output_.end(), {kRefused, static_cast<uint8_t>(reason)});
+    if (side_ == Side::kServer) output_.put(kRefused).put(reason);
     return fail(code, std::move(message));
   };
   if (input_[0] != kProof) {
@@ -220,9 +213,8 @@ Result<> Handshake::on_proof() {
         fmt::format("the peer announces a hello of {} bytes where at most {} are allowed", length, kMaxHello));
   }
   if (input_.size() < kProofHeaderBytes + length) return {};
-  const Side peer_side = side_ == Side::kClient ? Side::kServer : Side::kClient;
   const ByteView hello = ByteView(input_).subspan(kProofHeaderBytes);
-  if (CRYPTO_memcmp(proof_of(peer_side, hello).data(), input_.data() + 1, kMacBytes) != 0) {
+  if (CRYPTO_memcmp(proof_of(other(side_), hello).data(), input_.data() + 1, kMacBytes) != 0) {
     return reject(
         ErrorCode::kAuthentication, Refusal::kWrongSecret,
         fmt::format("the peer does not know this job's secret{}", secret_.empty() ? " (empty at this end)" : ""));
@@ -235,23 +227,22 @@ Result<> Handshake::on_proof() {
 }
 
 Error Handshake::refused(uint8_t reason) const {
-  switch (static_cast<Refusal>(reason)) {
-    case Refusal::kWrongSecret:
-      return {ErrorCode::kAuthentication, fmt::format("the server refused this process: its job secret differs{}",
-                                                      secret_.empty() ? " (this process has none)" : "")};
-    case Refusal::kWrongUser:
-      return {ErrorCode::kAuthentication, "the server refused this process: it belongs to another user"};
-    case Refusal::kTlsRequired:
-      return {ErrorCode::kProtocol,
-              "the server speaks TLS: set MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA here too"};
-    case Refusal::kFull:
-      return {ErrorCode::kResourceExhausted, "the server has no file descriptor left for another connection"};
-    case Refusal::kBusy:
-      return {ErrorCode::kResourceExhausted, "the server has no room for this connection now"};
-    case Refusal::kMalformed:
-      return {ErrorCode::kProtocol, "the server could not read this process's handshake"};
+  using enum ErrorCode;
+  static constexpr std::tuple<Refusal, ErrorCode, const char*> kMeanings[] = {
+      {Refusal::kWrongSecret, kAuthentication, "the server refused this process: its job secret differs"},
+      {Refusal::kWrongUser, kAuthentication, "the server refused this process: it belongs to another user"},
+      {Refusal::kTlsRequired, kProtocol,
+       "the server speaks TLS: set MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA here too"},
+      {Refusal::kFull, kResourceExhausted, "the server has no file descriptor left for another connection"},
+      {Refusal::kBusy, kResourceExhausted, "the server has no room for this connection now"},
+      {Refusal::kMalformed, kProtocol, "the server could not read this process's handshake"},
+  };
+  for (const auto& [refusal, code, text] : kMeanings) {
+    if (refusal != static_cast<Refusal>(reason)) continue;
+    const bool without_secret = refusal == Refusal::kWrongSecret && secret_.empty();
+    return {code, std::string(text) + (without_secret ? " (this process has none)" : "")};
   }
-  return {ErrorCode::kProtocol, fmt::format("the server refused this process for reason {}, unknown here", reason)};
+  return {kProtocol, fmt::format("the server refused this process for reason {}, unknown here", reason)};
 }
 
 Bytes generate_secret() {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <utility>
 
 #include "muster/base/bytes.h"
 
@@ -38,7 +37,7 @@ class Handshake {
   /// "a different version of muster").
   Result<size_t> feed(ByteView bytes);
   /// Bytes to send now (may be empty). After a failed feed(), they tell the peer the reason.
-  Bytes take_output() { return std::exchange(output_, {}); }
+  Bytes take_output() { return output_.take(); }
   bool done() const { return state_ == State::kDone; }
   /// The peer's hello; valid once done().
   const Bytes& peer_hello() const { return peer_hello_; }
@@ -59,7 +58,8 @@ class Handshake {
 
   Side side_;
   State state_ = State::kAwaitNonce;
-  Bytes secret_, hello_, peer_hello_, nonce_, peer_nonce_, input_, output_;
+  Bytes secret_, hello_, peer_hello_, nonce_, peer_nonce_, input_;
+  Writer output_;
 };
 
 /// A fresh 32-byte secret.

@@ -22,8 +22,7 @@ Result<bool> Negotiation::flush() {
   const Bytes more = handshake_.take_output();
   output_.insert(output_.end(), more.begin(), more.end());
   while (!output_.empty()) {
-    const iovec segment{output_.data(), output_.size()};
-    MUSTER_ASSIGN(const size_t written, stream_->write({&segment, 1}));
+    MUSTER_ASSIGN(const size_t written, stream_->write(output_));
     if (written == 0) return false;
     output_.erase(output_.begin(), output_.begin() + static_cast<ptrdiff_t>(written));
   }
@@ -32,8 +31,7 @@ Result<bool> Negotiation::flush() {
 
 Result<bool> Negotiation::read_some() {
   std::array<uint8_t, 4096> buffer;
-  const iovec segment{buffer.data(), buffer.size()};
-  MUSTER_ASSIGN(const size_t count, stream_->read({&segment, 1}));
+  MUSTER_ASSIGN(const size_t count, stream_->read(buffer));
   const ByteView bytes = ByteView(buffer).first(count);
   may_be_plain_ = may_be_plain_ && count == 0;
   MUSTER_ASSIGN(const size_t used, handshake_.feed(bytes));
@@ -61,15 +59,15 @@ Result<bool> Negotiation::advance() {
     done.error().message += " during the handshake";
     return done;
   }
-  if (may_be_plain_ && done.error().code == ErrorCode::kProtocol) refuse_plain_client();
+  // OpenSSL sends no reason to a client that does not use TLS. This tells a muster client without TLS what is missing.
+  if (may_be_plain_ && done.error().code == ErrorCode::kProtocol) send_refusal(fd(), Handshake::Refusal::kTlsRequired);
   (void)flush();  // tells the peer the reason, if the socket takes it
   return done;
 }
 
-// OpenSSL sends no reason to a client that does not use TLS. This tells a muster client without TLS what is missing.
-void Negotiation::refuse_plain_client() {
-  const Bytes reason = Handshake::refuse(Handshake::Refusal::kTlsRequired);
-  (void)send(fd(), reason.data(), reason.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+void Negotiation::send_refusal(int socket, Handshake::Refusal reason) {
+  const Bytes bytes = Handshake::refuse(reason);
+  (void)send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
 void Negotiation::reject(Handshake::Refusal reason) {

@@ -15,6 +15,8 @@ class Negotiation {
   /// The epoll events to watch the socket for after advance() returned false.
   uint32_t interest() const;
   int fd() const { return stream_->fd(); }
+  /// Tells a client that has no handshake the reason of a refusal. It fits into the empty buffer of a new socket.
+  static void send_refusal(int socket, Handshake::Refusal reason);
   /// Sends the reason of a refusal to the client, if the socket takes it. A client that is still in its TLS handshake
   /// only sees that the connection closes.
   void reject(Handshake::Refusal reason);
@@ -29,7 +31,6 @@ class Negotiation {
   /// True if there may be more to read.
   Result<bool> read_some();
   Result<bool> step();
-  void refuse_plain_client();
 
   std::unique_ptr<Stream> stream_;
   Handshake handshake_;

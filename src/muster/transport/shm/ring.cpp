@@ -1,14 +1,11 @@
 #include "muster/transport/shm/ring.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "muster/shm/cpu_migrator.h"
-#include "muster/shm/file_limit.h"
 
 namespace muster {
 namespace {
@@ -37,34 +34,26 @@ Result<RingRegion> RingRegion::create(Fd& fd) {
 }
 
 Result<RingRegion> RingRegion::open(const Fd& fd) {
-  struct stat status {};
-  const int seals = fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd.get(), &status) != 0 ||
-      status.st_size != static_cast<off_t>(kRegionBytes)) {
+  const auto status = status_if_sealed(fd);
+  if (!status || status->st_size != static_cast<off_t>(kRegionBytes)) {
     return fail(ErrorCode::kProtocol, "the descriptor that the peer sent is not the shared memory of a link");
   }
   return map(fd);
 }
 
 Result<RingRegion> RingRegion::map(const Fd& fd) {
-  void* base = mmap(nullptr, kRegionBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (base == MAP_FAILED) return fail_errno(errno, "cannot map shared memory for a link");
-  return RingRegion(base);
-}
-
-RingRegion::~RingRegion() {
-  if (base_ != nullptr) munmap(base_, kRegionBytes);
+  MappedMemory memory = map_memory(fd, kRegionBytes);
+  if (!memory) return fail_errno(errno, "cannot map shared memory for a link");
+  return RingRegion(std::move(memory));
 }
 
 RingControl& RingRegion::control(int direction) const {
-  return *reinterpret_cast<RingControl*>(static_cast<uint8_t*>(base_) + direction * kControlBytes);
+  return *reinterpret_cast<RingControl*>(memory_.get() + direction * kControlBytes);
 }
 
-uint8_t* RingRegion::data(int direction) const {
-  return static_cast<uint8_t*>(base_) + 2 * kControlBytes + direction * kRingBytes;
-}
+uint8_t* RingRegion::data(int direction) const { return memory_.get() + 2 * kControlBytes + direction * kRingBytes; }
 
-Result<size_t> RingWriter::write(Transfer& transfer) {
+Result<size_t> RingWriter::move(Transfer& transfer) {
   const uint64_t used = tail_ - control_->head.load();
   if (used > kRingBytes) return fail(ErrorCode::kProtocol, "the reader of a shared ring is ahead of its writer");
   const size_t bytes = std::min({kRingBytes - used, transfer.remaining(), kSlice});
@@ -78,7 +67,7 @@ Result<size_t> RingWriter::write(Transfer& transfer) {
   return bytes;
 }
 
-Result<size_t> RingReader::read(Transfer& transfer) {
+Result<size_t> RingReader::move(Transfer& transfer) {
   const uint64_t ready = control_->tail.load() - head_;
   if (ready > kRingBytes) return fail(ErrorCode::kProtocol, "the writer of a shared ring overran its reader");
   const size_t bytes = std::min({size_t{ready}, transfer.remaining(), kSlice});

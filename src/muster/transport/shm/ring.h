@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "muster/io/fd.h"
+#include "muster/shm/memory_file.h"
 #include "muster/transport/transfer.h"
 
 namespace muster {
@@ -41,17 +41,14 @@ class RingRegion {
   /// Maps a region of another process. kProtocol unless its size is right and sealed: access beyond the end of memory
   /// that shrank would be a SIGBUS.
   static Result<RingRegion> open(const Fd& fd);
-  RingRegion(RingRegion&& other) noexcept : base_(std::exchange(other.base_, nullptr)) {}
-  RingRegion& operator=(RingRegion&&) = delete;
-  ~RingRegion();
 
   RingControl& control(int direction) const;
   uint8_t* data(int direction) const;
 
  private:
-  explicit RingRegion(void* base) : base_(base) {}
+  explicit RingRegion(MappedMemory memory) : memory_(std::move(memory)) {}
   static Result<RingRegion> map(const Fd& fd);
-  void* base_;
+  MappedMemory memory_;
 };
 
 /// Base class of the two ends of a ring. An end that sleeps asks the other one to wake it.
@@ -67,9 +64,13 @@ class RingEnd {
   bool parked() const { return parked_; }
 
  protected:
-  RingEnd(RingControl& control, std::atomic<uint32_t>& own_parked, std::atomic<uint32_t>& other_parked)
-      : control_(&control), own_parked_(&own_parked), other_parked_(&other_parked) {}
+  RingEnd(const RingRegion& region, int direction, bool writes)
+      : control_(&region.control(direction)),
+        data_(region.data(direction)),
+        own_parked_(writes ? &control_->writer_parked : &control_->reader_parked),
+        other_parked_(writes ? &control_->reader_parked : &control_->writer_parked) {}
   RingControl* control_;
+  uint8_t* data_;
 
  private:
   std::atomic<uint32_t>* own_parked_;
@@ -79,31 +80,23 @@ class RingEnd {
 
 class RingWriter : public RingEnd {
  public:
-  RingWriter(const RingRegion& region, int direction)
-      : RingEnd(region.control(direction), region.control(direction).writer_parked,
-                region.control(direction).reader_parked),
-        data_(region.data(direction)) {}
+  RingWriter(const RingRegion& region, int direction) : RingEnd(region, direction, true) {}
   /// Copies the bytes that fit now. Returns their number, or kProtocol if the reader claims more than was written.
-  Result<size_t> write(Transfer& operation);
+  Result<size_t> move(Transfer& operation);
 
  private:
-  uint8_t* data_;
   uint64_t tail_ = 0;
 };
 
 class RingReader : public RingEnd {
  public:
-  RingReader(const RingRegion& region, int direction)
-      : RingEnd(region.control(direction), region.control(direction).reader_parked,
-                region.control(direction).writer_parked),
-        data_(region.data(direction)) {}
+  RingReader(const RingRegion& region, int direction) : RingEnd(region, direction, false) {}
   /// Delivers the bytes that are there. Returns their number, or kProtocol if the writer claims more than fits.
-  Result<size_t> read(Transfer& operation);
+  Result<size_t> move(Transfer& operation);
   bool has_bytes() const { return control_->tail.load() != head_; }
   uint32_t writer_core() const { return control_->writer_core.load(std::memory_order_relaxed); }
 
  private:
-  const uint8_t* data_;
   uint64_t head_ = 0;
 };
 

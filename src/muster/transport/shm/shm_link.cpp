@@ -41,7 +41,14 @@ class ShmLink final : public LinkBase {
   Result<> start() {
     return loop_.watch(stream_->fd(), EPOLLIN, [this](uint32_t) { on_event(); });
   }
-  Result<> offer_region();
+
+  Result<> offer_region() {
+    Fd fd;
+    MUSTER_ASSIGN(RingRegion region, RingRegion::create(fd));
+    MUSTER_TRY(send_fd(stream_->fd(), fd.get(), Deadline::after(kDescriptorTimeout)));
+    rings_.emplace(std::move(region), 0);
+    return {};
+  }
 
  private:
   struct Rings {
@@ -51,27 +58,153 @@ class ShmLink final : public LinkBase {
     RingReader in;
   };
 
-  void pump_sends() override;
-  void pump_receives() override;
+  // ---- the rings
+
+  void pump_sends() override { pump(sends_, &Rings::out); }
+  void pump_receives() override { pump(receives_, &Rings::in); }
   bool has_unread() const override { return rings_ && rings_->in.has_bytes(); }
-  void shutdown(const Error* why) override;
-  void release() override;
+
+  /// Moves bytes between the operations and one end of a ring, as many as one turn allows.
+  template <class End>
+  void pump(Fifo<Transfer>& operations, End Rings::*ring) {
+    for (size_t budget = kTurnBytes; rings_ && !operations.empty() && budget > 0;) {
+      End& own_end = (*rings_).*ring;
+      const Result<size_t> moved = own_end.move(operations.front());
+      if (!moved) return end(link_error(moved.error(), peer()));
+      if (*moved == 0) break;
+      moved_ = true;
+      budget -= std::min(budget, *moved);
+      complete_done(operations);
+      if (own_end.claim_wake()) signal(LinkFrame::kDoorbell);
+    }
+    update_polling();
+  }
+
+  // ---- waiting
+
+  /// Starts to poll the rings if an operation is pending. After kLinkSpin without bytes, poll() parks.
+  void update_polling() {
+    if (!rings_ || (!sending() && !receiving())) return stop_polling();
+    const bool asleep = (!sending() || rings_->out.parked()) && (!receiving() || rings_->in.parked());
+    if (poller_ != 0 || asleep) return;
+    spin_until_ = loop_.clock().now() + kLinkSpin;
+    poller_ = loop_.add_poller([this] { return poll(); });
+  }
+
+  /// True if bytes moved. A callback may destroy the link.
+  bool poll() {
+    moved_ = false;
+    pump_receives();
+    if (is_open()) pump_sends();
+    if (is_open() && poller_ != 0) {
+      const TimePoint now = loop_.clock().now();
+      if (moved_) spin_until_ = now + kLinkSpin;
+      if (now >= spin_until_) park();
+    }
+    const bool moved = moved_;
+    run_completions();
+    return moved;
+  }
+
+  void park() {
+    rings_->in.park(receiving());
+    rings_->out.park(sending());
+    loop_.remove_poller(std::exchange(poller_, 0));
+    moved_ = false;
+    // The writer may be unable to run because this thread uses its core.
+    const std::array<uint32_t, 1> taken{rings_->in.writer_core()};
+    if (receiving() && taken[0] == CpuMigrator::current()) core_.migrate_away(taken);
+    pump_receives();  // bytes that arrived before the writer saw the flag
+    if (is_open()) pump_sends();
+  }
+
+  void stop_polling() {
+    if (poller_ != 0) loop_.remove_poller(std::exchange(poller_, 0));
+    if (!rings_) return;
+    rings_->in.park(false);
+    rings_->out.park(false);
+  }
+
+  // ---- the socket
+
+  void on_event() {
+    if (Result<> read = read_socket(); !read) {
+      loop_.unwatch(stream_->fd());
+      begin_drain(link_error(read.error(), peer()));
+    }
+    if (is_open() && rings_) {
+      rings_->in.park(false);
+      rings_->out.park(false);
+      pump_receives();
+      if (is_open()) pump_sends();
+    }
+    run_completions();
+  }
+
+  Result<> read_socket() {
+    if (!rings_) MUSTER_TRY(accept_region());
+    std::array<uint8_t, 4096> bytes;
+    MUSTER_ASSIGN(const size_t got, stream_->read(bytes));
+    frames_.feed(ByteView(bytes).first(got));
+    handle_frames();
+    return {};
+  }
+
+  Result<> accept_region() {
+    MUSTER_ASSIGN(const Fd fd, receive_fd(stream_->fd(), Deadline::after(kDescriptorTimeout)));
+    MUSTER_ASSIGN(RingRegion region, RingRegion::open(fd));
+    rings_.emplace(std::move(region), 1);
+    return {};
+  }
+
+  void handle_frames() {
+    while (is_open()) {
+      Result<std::optional<Frame>> frame = frames_.next();
+      if (!frame) return end(link_error(frame.error(), peer()));
+      if (!*frame) return;
+      if (take_signal(**frame)) continue;
+      loop_.unwatch(stream_->fd());
+      return begin_drain(parse_close((*frame)->header, (*frame)->payload, peer()));
+    }
+  }
+
+  bool take_signal(const Frame& frame) {
+    if (is_control(frame.header)) return deliver_control(frame.payload), true;
+    if (frame.header.length > 0) return false;
+    const auto kind = static_cast<LinkFrame>(frame.header.kind);
+    if (kind == LinkFrame::kPing) signal(LinkFrame::kPong);
+    const bool alive = kind == LinkFrame::kPing || kind == LinkFrame::kPong;
+    if (alive) on_pong();
+    return alive || kind == LinkFrame::kDoorbell;
+  }
+
+  /// A Unix socket takes so few bytes completely or not at all. If it does not take them, it is full of unread frames,
+  /// and these wake the peer.
+  void signal(LinkFrame kind, ByteView payload = {}) {
+    std::array<uint8_t, kFrameHeaderBytes + kMaxControlMessage> frame;
+    const auto header = encode(FrameHeader{static_cast<uint32_t>(payload.size()), static_cast<uint8_t>(kind), 0});
+    std::copy(payload.begin(), payload.end(), std::copy(header.begin(), header.end(), frame.begin()));
+    (void)stream_->write(ByteView(frame).first(header.size() + payload.size()));
+  }
+
   void send_ping() override { signal(LinkFrame::kPing); }
   void write_control(ByteView message) override { signal(LinkFrame::kControl, message); }
 
-  void on_event();
-  Result<> read_socket();
-  Result<> accept_region();
-  bool take_signal(const Frame& frame);
-  void handle_frames();
-  void signal(LinkFrame kind, ByteView payload = {});
+  // ---- the end
 
-  bool waits_for_send() const { return sending() && rings_.has_value(); }
-  bool waits_for_receive() const { return receiving() && rings_.has_value(); }
-  void update_polling();
-  bool poll();
-  void park();
-  void stop_polling();
+  void shutdown(const Error* why) override {
+    stop_polling();
+    loop_.unwatch(stream_->fd());
+    linger(loop_, std::move(stream_), encode_close(why));
+    rings_.reset();
+  }
+
+  void release() override {
+    stop_polling();
+    loop_.unwatch(stream_->fd());
+    stream_.reset();
+    rings_.reset();
+  }
 
   Loop& loop_;
   std::unique_ptr<Stream> stream_;
@@ -82,169 +215,6 @@ class ShmLink final : public LinkBase {
   bool moved_ = false;  // true if bytes moved since the last poll
   CpuMigrator core_;
 };
-
-// ---- the rings
-
-void ShmLink::pump_sends() {
-  for (size_t budget = kTurnBytes; rings_ && sending() && budget > 0;) {
-    const Result<size_t> written = rings_->out.write(next_send());
-    if (!written) return end(link_error(written.error(), peer()));
-    if (*written == 0) break;
-    moved_ = true;
-    budget -= std::min(budget, *written);
-    complete_sends();
-    if (rings_->out.claim_wake()) signal(LinkFrame::kDoorbell);
-  }
-  update_polling();
-}
-
-void ShmLink::pump_receives() {
-  for (size_t budget = kTurnBytes; rings_ && receiving() && budget > 0;) {
-    const Result<size_t> read = rings_->in.read(next_receive());
-    if (!read) return end(link_error(read.error(), peer()));
-    if (*read == 0) break;
-    moved_ = true;
-    budget -= std::min(budget, *read);
-    complete_receives();
-    if (rings_->in.claim_wake()) signal(LinkFrame::kDoorbell);
-  }
-  update_polling();
-}
-
-/// A Unix socket takes so few bytes completely or not at all. If it does not take them, it is full of unread frames,
-/// and these wake the peer.
-void ShmLink::signal(LinkFrame kind, ByteView payload) {
-  std::array<uint8_t, kFrameHeaderBytes + kMaxControlMessage> frame;
-  const auto header = encode(FrameHeader{static_cast<uint32_t>(payload.size()), static_cast<uint8_t>(kind), 0});
-  std::copy(payload.begin(), payload.end(), std::copy(header.begin(), header.end(), frame.begin()));
-  const iovec piece{frame.data(), header.size() + payload.size()};
-  (void)stream_->write({&piece, 1});
-}
-
-// ---- waiting
-
-/// Starts to poll the rings if an operation is pending. After kLinkSpin without bytes, poll() parks.
-void ShmLink::update_polling() {
-  if (!waits_for_send() && !waits_for_receive()) return stop_polling();
-  const bool asleep = (!waits_for_send() || rings_->out.parked()) && (!waits_for_receive() || rings_->in.parked());
-  if (poller_ != 0 || asleep) return;
-  spin_until_ = loop_.clock().now() + kLinkSpin;
-  poller_ = loop_.add_poller([this] { return poll(); });
-}
-
-/// True if bytes moved. A callback may destroy the link.
-bool ShmLink::poll() {
-  moved_ = false;
-  pump_receives();
-  if (is_open()) pump_sends();
-  if (is_open() && poller_ != 0) {
-    const TimePoint now = loop_.clock().now();
-    if (moved_) spin_until_ = now + kLinkSpin;
-    if (now >= spin_until_) park();
-  }
-  const bool moved = moved_;
-  run_completions();
-  return moved;
-}
-
-void ShmLink::park() {
-  rings_->in.park(receiving());
-  rings_->out.park(sending());
-  loop_.remove_poller(poller_);
-  poller_ = 0;
-  moved_ = false;
-  // The writer may be unable to run because this thread uses its core.
-  const std::array<uint32_t, 1> taken{rings_->in.writer_core()};
-  if (receiving() && taken[0] == CpuMigrator::current()) core_.migrate_away(taken);
-  pump_receives();  // bytes that arrived before the writer saw the flag
-  if (is_open()) pump_sends();
-}
-
-void ShmLink::stop_polling() {
-  if (poller_ != 0) loop_.remove_poller(poller_);
-  poller_ = 0;
-  if (!rings_) return;
-  rings_->in.park(false);
-  rings_->out.park(false);
-}
-
-// ---- the socket
-
-void ShmLink::on_event() {
-  if (Result<> read = read_socket(); !read) {
-    loop_.unwatch(stream_->fd());
-    begin_drain(link_error(read.error(), peer()));
-  }
-  if (is_open() && rings_) {
-    rings_->in.park(false);
-    rings_->out.park(false);
-    pump_receives();
-    if (is_open()) pump_sends();
-  }
-  run_completions();
-}
-
-Result<> ShmLink::read_socket() {
-  if (!rings_) MUSTER_TRY(accept_region());
-  std::array<uint8_t, 4096> bytes;
-  const iovec piece{bytes.data(), bytes.size()};
-  MUSTER_ASSIGN(const size_t got, stream_->read({&piece, 1}));
-  frames_.feed(ByteView(bytes).first(got));
-  handle_frames();
-  return {};
-}
-
-bool ShmLink::take_signal(const Frame& frame) {
-  if (is_control(frame.header)) return deliver_control(frame.payload), true;
-  if (frame.header.length > 0) return false;
-  const auto kind = static_cast<LinkFrame>(frame.header.kind);
-  if (kind == LinkFrame::kPing) signal(LinkFrame::kPong);
-  const bool alive = kind == LinkFrame::kPing || kind == LinkFrame::kPong;
-  if (alive) on_pong();
-  return alive || kind == LinkFrame::kDoorbell;
-}
-
-void ShmLink::handle_frames() {
-  while (is_open()) {
-    Result<std::optional<Frame>> frame = frames_.next();
-    if (!frame) return end(link_error(frame.error(), peer()));
-    if (!*frame) return;
-    if (take_signal(**frame)) continue;
-    loop_.unwatch(stream_->fd());
-    return begin_drain(parse_close((*frame)->header, (*frame)->payload, peer()));
-  }
-}
-
-Result<> ShmLink::offer_region() {
-  Fd fd;
-  MUSTER_ASSIGN(RingRegion region, RingRegion::create(fd));
-  MUSTER_TRY(send_fd(stream_->fd(), fd.get(), Deadline::after(kDescriptorTimeout)));
-  rings_.emplace(std::move(region), 0);
-  return {};
-}
-
-Result<> ShmLink::accept_region() {
-  MUSTER_ASSIGN(const Fd fd, receive_fd(stream_->fd(), Deadline::after(kDescriptorTimeout)));
-  MUSTER_ASSIGN(RingRegion region, RingRegion::open(fd));
-  rings_.emplace(std::move(region), 1);
-  return {};
-}
-
-// ---- the end
-
-void ShmLink::shutdown(const Error* why) {
-  stop_polling();
-  loop_.unwatch(stream_->fd());
-  linger(loop_, std::move(stream_), encode_close(why));
-  rings_.reset();
-}
-
-void ShmLink::release() {
-  stop_polling();
-  loop_.unwatch(stream_->fd());
-  stream_.reset();
-  rings_.reset();
-}
 
 /// No TLS: the kernel identifies the peer of a Unix socket, and the bytes in shared memory are not encrypted anyway.
 LinkIdentity without_tls(LinkIdentity self) {
@@ -270,18 +240,16 @@ Result<std::unique_ptr<Link>> make_shm_link(Loop& loop, NegotiatedLink negotiate
 Result<std::unique_ptr<Listener>> listen_shm_links(Loop& loop, const Address& unix_address, LinkIdentity self,
                                                    LinkHandler handler) {
   MUSTER_TRY(check_unix(unix_address));
-  const auto factory = [](Loop& owner, NegotiatedLink negotiated) {
-    return make_shm_link(owner, std::move(negotiated), false);
-  };
+  const auto factory = [&loop](NegotiatedLink agreed) { return make_shm_link(loop, std::move(agreed), false); };
   return listen_for_links(loop, unix_address, without_tls(std::move(self)), LinkHello::Wire::kShm, factory,
                           std::move(handler));
 }
 
 std::unique_ptr<Dial> connect_shm_link(Loop& loop, const Address& unix_address, LinkIdentity self, Rank expected,
                                        const Deadline& deadline, ConnectHandler handler) {
-  const auto factory = [](Loop& owner, NegotiatedLink negotiated) -> Result<std::unique_ptr<Link>> {
-    MUSTER_TRY(check_unix(negotiated.connection.peer));
-    return make_shm_link(owner, std::move(negotiated), true);
+  const auto factory = [&loop](NegotiatedLink agreed) -> Result<std::unique_ptr<Link>> {
+    MUSTER_TRY(check_unix(agreed.connection.peer));
+    return make_shm_link(loop, std::move(agreed), true);
   };
   return dial_link(loop, unix_address, without_tls(std::move(self)), LinkHello::Wire::kShm, expected, deadline, factory,
                    std::move(handler));

@@ -10,20 +10,17 @@ namespace {
 
 class LingeringClose {
  public:
-  LingeringClose(Loop& loop, std::unique_ptr<Stream> stream, Bytes bytes)
-      : loop_(loop), stream_(std::move(stream)), bytes_(std::move(bytes)) {}
+  LingeringClose(std::unique_ptr<Stream> stream, Bytes bytes) : stream_(std::move(stream)), bytes_(std::move(bytes)) {}
 
   /// False when there is nothing left to do.
   bool advance() { return write() && discard(); }
   int fd() const { return stream_->fd(); }
   uint32_t interest() const { return all_sent_ ? EPOLLIN : EPOLLIN | EPOLLOUT; }
-  void forget() { loop_.unwatch(fd()); }  // the watch owns this object
 
  private:
   bool write() {
     while (sent_ < bytes_.size()) {
-      const iovec piece{bytes_.data() + sent_, bytes_.size() - sent_};
-      const Result<size_t> written = stream_->write({&piece, 1});
+      const Result<size_t> written = stream_->write(ByteView(bytes_).subspan(sent_));
       if (!written) return false;
       if (*written == 0) return true;
       sent_ += *written;
@@ -37,15 +34,13 @@ class LingeringClose {
     static constexpr int kReadsPerTurn = 64;
     std::array<uint8_t, 16384> waste;
     for (int i = 0; i < kReadsPerTurn; ++i) {
-      const iovec piece{waste.data(), waste.size()};
-      const Result<size_t> got = stream_->read({&piece, 1});
+      const Result<size_t> got = stream_->read(waste);
       if (!got) return false;
       if (*got == 0) break;
     }
     return true;
   }
 
-  Loop& loop_;
   std::unique_ptr<Stream> stream_;
   Bytes bytes_;
   size_t sent_ = 0;
@@ -56,16 +51,16 @@ class LingeringClose {
 
 void linger(Loop& loop, std::unique_ptr<Stream> stream, Bytes final_bytes) {
   // Shared by the watch, which owns it, and the handler that is running when the watch is dropped.
-  const auto closing = std::make_shared<LingeringClose>(loop, std::move(stream), std::move(final_bytes));
+  const auto closing = std::make_shared<LingeringClose>(std::move(stream), std::move(final_bytes));
   if (!closing->advance()) return;
   const auto watched = loop.watch(closing->fd(), closing->interest(), [closing, &loop](uint32_t) {
     const auto self = closing;
-    if (!self->advance()) return self->forget();
+    if (!self->advance()) return loop.unwatch(self->fd());
     (void)loop.modify(self->fd(), self->interest());
   });
   if (!watched) return;
-  loop.after(kLingerTime, [weak = std::weak_ptr(closing)] {
-    if (const auto self = weak.lock()) self->forget();
+  loop.after(kLingerTime, [weak = std::weak_ptr(closing), &loop] {
+    if (const auto self = weak.lock()) loop.unwatch(self->fd());
   });
 }
 

@@ -42,10 +42,10 @@ static_assert(kReadAheadBytes >= kFrameHeaderBytes + kMaxControlFrame);
 /// or a payload. Each direction then continues from its fields.
 class SocketLink final : public LinkBase {
  public:
-  SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind);
+  SocketLink(Loop& loop, NegotiatedLink negotiated);
   ~SocketLink() override { destroy_link(); }
   Result<> start();
-  const char* kind() const override { return kind_; }
+  const char* kind() const override { return name(has_tcp_ ? Transport::kTcp : Transport::kUnix); }
 
  private:
   void pump_sends() override;
@@ -75,18 +75,16 @@ class SocketLink final : public LinkBase {
     return !peer_closed_ && payload_left_ < kMaxReadAhead && read_ahead_size() < kMaxReadAhead;
   }
   void scan_ahead(bool& more);
-  iovec read_ahead_room();
+  MutableByteView read_ahead_room();
   size_t read_ahead_size() const { return read_ahead_end_ - read_ahead_begin_; }
   ByteView read_ahead() const { return ByteView(read_ahead_).subspan(read_ahead_begin_, read_ahead_size()); }
   void drop_read_ahead(size_t bytes);
 
   Loop& loop_;
   std::unique_ptr<Stream> stream_;
-  const char* const kind_;
   const bool has_tcp_;
-  bool watched_ = false;
   bool peer_closed_ = false;  // the peer has closed; bytes that it sent may still be unread
-  uint32_t events_ = 0;
+  uint32_t events_ = 0;       // those that the loop watches for; 0: the descriptor is not watched
   Loop::TimerId check_timer_ = 0;
 
   Bytes header_;  // the header of the frame that is being sent; for a control message, the whole frame
@@ -102,11 +100,10 @@ class SocketLink final : public LinkBase {
   size_t payload_left_ = 0;  // of the data frame that is being received; includes its bytes in read_ahead_
 };
 
-SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind)
+SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated)
     : LinkBase(std::move(negotiated.peer)),
       loop_(loop),
       stream_(std::move(negotiated.connection.stream)),
-      kind_(kind),
       has_tcp_(!negotiated.connection.peer.is_unix()),
       read_ahead_(std::move(negotiated.connection.leftover)),
       read_ahead_end_(read_ahead_.size()) {
@@ -118,7 +115,6 @@ SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated, const char* kind)
 Result<> SocketLink::start() {
   events_ = EPOLLIN | EPOLLRDHUP;
   MUSTER_TRY(loop_.watch(stream_->fd(), events_, [this](uint32_t events) { on_event(events); }));
-  watched_ = true;
   pump_receives();
   run_completions();
   return {};
@@ -139,19 +135,15 @@ void SocketLink::update_watch() {
   uint32_t events = peer_closed_ ? 0 : uint32_t{EPOLLRDHUP};
   if (reading) events |= EPOLLIN;
   if (sending() || signalling() || (reading && stream_->wants_write())) events |= EPOLLOUT;
-  if (events == 0) {
-    if (watched_) loop_.unwatch(stream_->fd());
-    watched_ = false;
-    return;
-  }
   Result<> changed;
-  if (!watched_) {
+  if (events == 0) {
+    if (events_ != 0) loop_.unwatch(stream_->fd());
+  } else if (events_ == 0) {
     changed = loop_.watch(stream_->fd(), events, [this](uint32_t what) { on_event(what); });
   } else if (events != events_) {
     changed = loop_.modify(stream_->fd(), events);
   }
   if (!changed) return end(link_error(changed.error(), peer()));
-  watched_ = true;
   events_ = events;
   if (has_tcp_ && sending() && check_timer_ == 0) {
     check_timer_ = loop_.after(kTcpCheckInterval, [this] { check_peer(); });
@@ -178,7 +170,7 @@ void SocketLink::pump_sends() {
     pieces[0] = {header_.data() + header_sent_, header_left()};
     const size_t first = header_left() > 0 ? 1 : 0;
     size_t count = first;
-    if (frame_left_ > 0) count += next_send().describe(std::span(pieces).subspan(first), frame_left_);
+    if (frame_left_ > 0) count += sends_.front().describe(std::span(pieces).subspan(first), frame_left_);
     const Result<size_t> written = stream_->write(std::span(pieces).first(count));
     if (!written) return write_failed(written.error());
     if (*written == 0) break;
@@ -187,8 +179,8 @@ void SocketLink::pump_sends() {
     header_sent_ += of_header;
     if (of_payload > 0) {
       frame_left_ -= of_payload;
-      next_send().advance(of_payload);
-      complete_sends();
+      sends_.front().advance(of_payload);
+      complete_done(sends_);
     }
     budget -= std::min(budget, *written);
   }
@@ -209,7 +201,7 @@ void SocketLink::begin_frame() {
     --pings_due_;
     kind = LinkFrame::kPing;
   } else {
-    frame_left_ = std::min<size_t>(next_send().remaining(), kSendFrameBytes);
+    frame_left_ = std::min<size_t>(sends_.front().remaining(), kSendFrameBytes);
   }
   const auto header = encode(FrameHeader{static_cast<uint32_t>(frame_left_), static_cast<uint8_t>(kind), 0});
   header_.assign(header.begin(), header.end());
@@ -260,9 +252,8 @@ Error SocketLink::find_close_reason(Error otherwise) {
     payload_left_ -= skip;
     if (payload_left_ == 0 && read_header()) continue;
     if (!is_open()) break;
-    const iovec piece =
-        payload_left_ > 0 ? iovec{waste.data(), std::min(payload_left_, waste.size())} : read_ahead_room();
-    const Result<size_t> got = stream_->read({&piece, 1});
+    const MutableByteView skipped = MutableByteView(waste).first(std::min(payload_left_, waste.size()));
+    const Result<size_t> got = stream_->read(payload_left_ > 0 ? skipped : read_ahead_room());
     if (!got || *got == 0) break;
     searched += *got;
     if (payload_left_ > 0) {
@@ -300,9 +291,9 @@ void SocketLink::pump_receives() {
 bool SocketLink::use_read_ahead() {
   if (payload_left_ == 0) return read_header();
   if (!receiving() || read_ahead_size() == 0) return false;
-  const size_t bytes = std::min({payload_left_, read_ahead_size(), next_receive().remaining()});
-  next_receive().copy_from(read_ahead().data(), bytes);
-  complete_receives();
+  const size_t bytes = std::min({payload_left_, read_ahead_size(), receives_.front().remaining()});
+  receives_.front().copy_from(read_ahead().data(), bytes);
+  complete_done(receives_);
   payload_left_ -= bytes;
   drop_read_ahead(bytes);
   return true;
@@ -333,13 +324,13 @@ void SocketLink::drop_read_ahead(size_t bytes) {
   if (read_ahead_begin_ == read_ahead_end_) read_ahead_begin_ = read_ahead_end_ = 0;
 }
 
-iovec SocketLink::read_ahead_room() {
+MutableByteView SocketLink::read_ahead_room() {
   if (read_ahead_begin_ > 0) {
     std::copy(read_ahead().begin(), read_ahead().end(), read_ahead_.begin());
     read_ahead_end_ = read_ahead_size();
     read_ahead_begin_ = 0;
   }
-  return {read_ahead_.data() + read_ahead_end_, read_ahead_.size() - read_ahead_end_};
+  return MutableByteView(read_ahead_).subspan(read_ahead_end_);
 }
 
 /// Reads the rest of a payload directly into the caller's segments, and then the bytes after it into read_ahead_.
@@ -349,20 +340,21 @@ Result<size_t> SocketLink::read_more(bool& more) {
   size_t count = 0;
   size_t direct = 0;
   if (payload_left_ > 0) {
-    count = next_receive().describe(std::span(pieces).first(kMaxPieces - 1), payload_left_);
+    count = receives_.front().describe(std::span(pieces).first(kMaxPieces - 1), payload_left_);
     for (size_t i = 0; i < count; ++i) direct += pieces[i].iov_len;
   }
   size_t wanted = direct;
   if (direct == payload_left_) {
-    pieces[count] = read_ahead_room();
-    wanted += pieces[count++].iov_len;
+    const MutableByteView room = read_ahead_room();
+    pieces[count++] = {room.data(), room.size()};
+    wanted += room.size();
   }
   MUSTER_ASSIGN(const size_t got, stream_->read(std::span(pieces).first(count)));
   more = got == wanted || stream_->has_buffered();
   const size_t landed = std::min(got, direct);
   if (landed > 0) {
-    next_receive().advance(landed);
-    complete_receives();
+    receives_.front().advance(landed);
+    complete_done(receives_);
     payload_left_ -= landed;
   }
   read_ahead_end_ += got - landed;
@@ -373,10 +365,10 @@ Result<size_t> SocketLink::read_more(bool& more) {
 /// still answer pings. The other bytes stay.
 void SocketLink::scan_ahead(bool& more) {
   if (read_ahead_size() == read_ahead_.size()) read_ahead_.resize(std::min(kMaxReadAhead, 2 * read_ahead_.size()));
-  const iovec room = read_ahead_room();
-  const Result<size_t> got = stream_->read({&room, 1});
+  const MutableByteView room = read_ahead_room();
+  const Result<size_t> got = stream_->read(room);
   if (!got) peer_closed_ = true;  // bytes before it can still be received; the next read fails again
-  more = got && *got == room.iov_len;
+  more = got && *got == room.size();
   read_ahead_end_ += got.value_or(0);
   for (size_t at = payload_left_; at + kFrameHeaderBytes <= read_ahead_size();) {
     const Result<FrameHeader> header = decode_frame_header(read_ahead().subspan(at, kFrameHeaderBytes), kMaxDataFrame);
@@ -399,7 +391,7 @@ void SocketLink::scan_ahead(bool& more) {
 void SocketLink::shutdown(const Error* why) {
   Bytes words(header_.begin() + static_cast<ptrdiff_t>(header_sent_), header_.end());
   words.resize(header_left() + frame_left_);
-  if (frame_left_ > 0) next_send().copy_to(words.data() + header_left(), frame_left_);
+  if (frame_left_ > 0) sends_.front().copy_to(words.data() + header_left(), frame_left_);
   const Bytes close_reason = encode_close(why);
   words.insert(words.end(), close_reason.begin(), close_reason.end());
   std::unique_ptr<Stream> stream = std::move(stream_);
@@ -414,29 +406,26 @@ void SocketLink::release() {
   stream_.reset();
 }
 
-Result<std::unique_ptr<Link>> make_socket_link(Loop& loop, NegotiatedLink negotiated, const char* kind) {
-  auto link = std::make_unique<SocketLink>(loop, std::move(negotiated), kind);
-  MUSTER_TRY(link->start());
-  return link;
-}
-
-LinkFactory socket_factory(const Address& address) {
-  const char* kind = name(address.is_unix() ? Transport::kUnix : Transport::kTcp);
-  return [kind](Loop& loop, NegotiatedLink negotiated) { return make_socket_link(loop, std::move(negotiated), kind); };
+LinkFactory socket_factory(Loop& loop) {
+  return [&loop](NegotiatedLink negotiated) -> Result<std::unique_ptr<Link>> {
+    auto link = std::make_unique<SocketLink>(loop, std::move(negotiated));
+    MUSTER_TRY(link->start());
+    return link;
+  };
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Listener>> listen_links(Loop& loop, const Address& address, LinkIdentity self,
                                                LinkHandler handler) {
-  return listen_for_links(loop, address, std::move(self), LinkHello::Wire::kSocket, socket_factory(address),
+  return listen_for_links(loop, address, std::move(self), LinkHello::Wire::kSocket, socket_factory(loop),
                           std::move(handler));
 }
 
 std::unique_ptr<Dial> connect_link(Loop& loop, const Address& address, LinkIdentity self, Rank expected,
                                    const Deadline& deadline, ConnectHandler handler) {
-  return dial_link(loop, address, std::move(self), LinkHello::Wire::kSocket, expected, deadline,
-                   socket_factory(address), std::move(handler));
+  return dial_link(loop, address, std::move(self), LinkHello::Wire::kSocket, expected, deadline, socket_factory(loop),
+                   std::move(handler));
 }
 
 }  // namespace muster
