@@ -2,27 +2,13 @@
 
 #include <bit>
 #include <cmath>
-#include <string_view>
 #include <vector>
 
 #include "muster/base/check.h"
-#include "muster/kernels/compress_kernels.h"
-#include "muster/kernels/reduce.h"
+#include "muster/kernels/kernels.h"
 
 namespace muster {
 namespace {
-
-const CompressKernels& fastest_kernels() {
-  static const CompressKernels& chosen = []() -> const CompressKernels& {
-#if defined(__x86_64__)
-    const std::string_view isa = reduce_kernel_isa();
-    if (isa == "avx512") return kAvx512Compress;
-    if (isa == "avx2") return kAvx2Compress;
-#endif
-    return kBaselineCompress;
-  }();
-  return chosen;
-}
 
 /// The exponent and the first 7 bits of the fraction. These numbers have the order of the magnitudes, with NaN last.
 uint32_t coarse_magnitude(float value) { return std::bit_cast<uint32_t>(value) >> 16 & 0x7fffU; }
@@ -46,25 +32,25 @@ double column_norm(const float* p, size_t rows, size_t rank, size_t column) {
 
 void narrow(void* out, const float* in, size_t count, Dtype half, float factor) {
   MUSTER_CHECK(half == Dtype::kFloat16 || half == Dtype::kBfloat16, "no half-precision dtype");
-  (half == Dtype::kFloat16 ? fastest_kernels().narrow_f16 : fastest_kernels().narrow_bf16)(out, in, count, factor);
+  (half == Dtype::kFloat16 ? kernels().compress.narrow_f16 : kernels().compress.narrow_bf16)(out, in, count, factor);
 }
 
 void widen(float* out, const void* in, size_t count, Dtype half) {
   MUSTER_CHECK(half == Dtype::kFloat16 || half == Dtype::kBfloat16, "no half-precision dtype");
-  (half == Dtype::kFloat16 ? fastest_kernels().widen_f16 : fastest_kernels().widen_bf16)(out, in, count);
+  (half == Dtype::kFloat16 ? kernels().compress.widen_f16 : kernels().compress.widen_bf16)(out, in, count);
 }
 
 void quantize(int8_t* out, float* scales, const float* in, float factor, float* error, size_t count, size_t block) {
   MUSTER_CHECK(block > 0, "a block has elements");
-  fastest_kernels().quantize(out, scales, in, factor, error, count, block);
+  kernels().compress.quantize(out, scales, in, factor, error, count, block);
 }
 
 void dequantize(float* out, const int8_t* in, const float* scales, size_t count, size_t block) {
-  fastest_kernels().dequantize(out, in, scales, count, block);
+  kernels().compress.dequantize(out, in, scales, count, block);
 }
 
 void add_quantized(float* sum, const int8_t* in, const float* scales, size_t count, size_t block) {
-  fastest_kernels().add_quantized(sum, in, scales, count, block);
+  kernels().compress.add_quantized(sum, in, scales, count, block);
 }
 
 void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t count) {
@@ -85,7 +71,7 @@ void select_largest(uint32_t* positions, size_t wanted, const float* in, size_t 
 }
 
 void project_rows(float* p, const float* m, const float* q, size_t rows, size_t columns, size_t rank) {
-  fastest_kernels().project_rows(p, m, q, rows, columns, rank);
+  kernels().compress.project_rows(p, m, q, rows, columns, rank);
 }
 
 void orthogonalize(float* p, size_t rows, size_t rank) {
@@ -101,11 +87,11 @@ void orthogonalize(float* p, size_t rows, size_t rank) {
 }
 
 void project_columns(float* q, const float* m, const float* p, size_t rows, size_t columns, size_t rank) {
-  fastest_kernels().project_columns(q, m, p, rows, columns, rank);
+  kernels().compress.project_columns(q, m, p, rows, columns, rank);
 }
 
 void expand(float* out, float* error, const float* p, const float* q, size_t rows, size_t columns, size_t rank) {
-  fastest_kernels().expand(out, error, p, q, rows, columns, rank);
+  kernels().compress.expand(out, error, p, q, rows, columns, rank);
 }
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 
 #include "muster/base/check.h"
 #include "muster/base/log.h"
-#include "muster/kernels/reduce_kernels.h"
+#include "muster/kernels/kernels.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -29,10 +29,10 @@ bool cpu_has_avx512() {
 }
 #endif
 
-const ReduceKernels& choose_kernels() {
+const Kernels& choose_kernels() {
   const char* const wanted = std::getenv("MUSTER_SIMD");
   const std::string_view limit = wanted != nullptr ? wanted : "";
-  const ReduceKernels* best = &kBaselineKernels;
+  const Kernels* best = &kBaselineKernels;
 #if defined(__x86_64__)
   if (limit != "baseline" && cpu_has_avx2()) best = &kAvx2Kernels;
   if (limit != "baseline" && limit != "avx2" && cpu_has_avx512()) best = &kAvx512Kernels;
@@ -43,11 +43,6 @@ const ReduceKernels& choose_kernels() {
                                         limit, best->isa));
   }
   return *best;
-}
-
-const ReduceKernels& kernels() {
-  static const ReduceKernels& chosen = choose_kernels();
-  return chosen;
 }
 
 // The elements that a kernel works on: `parts` of them for each element of the caller.
@@ -68,28 +63,9 @@ Operand operand_of(Dtype dtype, bool by_part) {
   return kOperands[static_cast<size_t>(dtype)];
 }
 
-KernelOp kernel_op(Dtype dtype, ReduceOp op) {
-  const bool is_bool = dtype == Dtype::kBool;
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAverage:
-    case ReduceOp::kPremulSum:
-      return is_bool ? kOr : kAdd;
-    case ReduceOp::kProduct:
-      return is_bool ? kAnd : kMultiply;
-    case ReduceOp::kMin:
-      return is_bool ? kAnd : kMin;
-    case ReduceOp::kMax:
-      return is_bool ? kOr : kMax;
-    case ReduceOp::kBitAnd:
-      return kAnd;
-    case ReduceOp::kBitOr:
-      return kOr;
-    case ReduceOp::kBitXor:
-      return kXor;
-  }
-  return kKernelOps;
-}
+/// In the order of ReduceOp: the kernels for numbers, and those for bool.
+constexpr KernelOp kNumberOps[kReduceOpCount] = {kAdd, kAdd, kMultiply, kMin, kMax, kAnd, kOr, kXor, kAdd};
+constexpr KernelOp kBoolOps[kReduceOpCount] = {kOr, kOr, kAnd, kAnd, kOr, kAnd, kOr, kXor, kOr};
 
 struct Chosen {
   ReduceKernel kernel{};
@@ -106,7 +82,7 @@ Choices make_choices() {
       const auto dtype = static_cast<Dtype>(d);
       const auto op = static_cast<ReduceOp>(o);
       if (!reducible(dtype, op)) continue;
-      const KernelOp kernel = kernel_op(dtype, op);
+      const KernelOp kernel = (dtype == Dtype::kBool ? kBoolOps : kNumberOps)[o];
       const Operand operand = operand_of(dtype, kernel != kMultiply);
       choices[d][o] = {kernels().reduce[operand.element][kernel], operand.parts};
     }
@@ -122,6 +98,11 @@ const Chosen& find_kernel(Dtype dtype, ReduceOp op) {
 }
 
 }  // namespace
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose_kernels();
+  return chosen;
+}
 
 void reduce_two(void* out, const void* a, const void* b, size_t count, Dtype dtype, ReduceOp op) {
   const Chosen& chosen = find_kernel(dtype, op);

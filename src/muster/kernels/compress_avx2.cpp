@@ -1,2 +1,0 @@
-#define MUSTER_COMPRESS kAvx2Compress
-#include "muster/kernels/compress_kernels.inc"

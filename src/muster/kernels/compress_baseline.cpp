@@ -1,2 +1,0 @@
-#define MUSTER_COMPRESS kBaselineCompress
-#include "muster/kernels/compress_kernels.inc"
