@@ -55,6 +55,12 @@ json with_times(const Record& record, const Recording& of) {
   return value;
 }
 
+/// The place of a slice in a trace, and the moment from which its times count, in ns.
+struct Row {
+  int process, thread;
+  int64_t zero;
+};
+
 /// Metadata of a trace: the name of a process or of a thread.
 json naming(const char* what, int process, int thread, const std::string& text) {
   return {{"ph", "M"}, {"name", what}, {"pid", process}, {"tid", thread}, {"args", {{"name", text}}}};
@@ -73,40 +79,36 @@ int64_t first_begin(const std::vector<Recording>& recordings) {
   return first == INT64_MAX ? 0 : first;
 }
 
+/// A slice of a trace. Its times count from `row.zero`, because a double could not hold all digits of absolute times.
+json slice(const char* category, std::string name, TimePoint begin, TimePoint end, json arguments, const Row& row) {
+  return {{"ph", "X"},
+          {"cat", category},
+          {"name", std::move(name)},
+          {"pid", row.process},
+          {"tid", row.thread},
+          {"ts", static_cast<double>(begin.ns - row.zero) / 1e3},
+          {"dur", std::max(0.0, microseconds(end - begin))},
+          {"args", std::move(arguments)}};
+}
+
 /// The slice of an operation. It begins when the operation started, or when it was submitted if it has not started. It
-/// ends when the operation ended, or when the recorder was read if it has not ended. Times count from `zero`, because a
-/// double could not hold all digits of the absolute time.
-json slice(const Record& record, const Recording& of, int64_t zero, int process, int thread) {
-  const TimePoint begin = begin_of(record, of);
-  json value = {{"ph", "X"},
-                {"cat", "muster"},
-                {"name", std::string("muster:") + operation_name(record)},
-                {"pid", process},
-                {"tid", thread},
-                {"ts", static_cast<double>(begin.ns - zero) / 1e3},
-                {"dur", std::max(0.0, microseconds(record.ended.value_or(of.taken) - begin))},
-                {"args", describe(record)}};
+/// ends when the operation ended, or when the recorder was read if it has not ended.
+json operation_slice(const Record& record, const Recording& of, const Row& row) {
+  json arguments = describe(record);
   if (record.started && record.submitted) {
-    value["args"]["queued_microseconds"] = microseconds(*record.started - *record.submitted);
+    arguments["queued_microseconds"] = microseconds(*record.started - *record.submitted);
   }
-  return value;
+  return slice("muster", std::string("muster:") + operation_name(record), begin_of(record, of),
+               record.ended.value_or(of.taken), std::move(arguments), row);
 }
 
 /// A bucket has three parts: its gradients arrive; it is full and waits for the reductions before it; it is reduced.
-void add_span(json& events, const RecordedSpan& span, int64_t zero, int process, int thread) {
+void add_span(json& events, const RecordedSpan& span, const Row& row) {
   json arguments = {{"step", span.step}};
   if (span.kind == Span::Kind::kBucket) arguments.update({{"bucket", span.bucket}, {"bytes", span.bytes}});
   if (!span.parameters.empty()) arguments.update({{"parameters", span.parameters}, {"filled by", span.filled_by}});
   const auto add = [&](const char* what, TimePoint begin, TimePoint end) {
-    if (end < begin) return;
-    events.push_back({{"ph", "X"},
-                      {"cat", "step"},
-                      {"name", what},
-                      {"pid", process},
-                      {"tid", thread},
-                      {"ts", static_cast<double>(begin.ns - zero) / 1e3},
-                      {"dur", microseconds(end - begin)},
-                      {"args", arguments}});
+    if (end >= begin) events.push_back(slice("step", what, begin, end, arguments, row));
   };
   if (span.kind != Span::Kind::kBucket) return add(name(span.kind), span.begin, span.end);
   if (span.full > span.begin) add("gradients", span.begin, span.full);
@@ -149,20 +151,17 @@ std::string to_trace(const std::vector<Recording>& recordings) {
       events.push_back(naming("process_name", process->second, 0,
                               fmt::format("rank {} ({}, pid {})", recording.rank, recording.host, recording.pid)));
     }
-    const auto thread = [&](const std::string& of) {
+    const auto row = [&](const std::string& of) {
       const std::string name = fmt::format("group {}, rank {}{}", recording.group, recording.rank, of);
       const auto [thread, fresh] = threads.try_emplace({process->second, name}, threads.size() + 1);
       if (fresh) events.push_back(naming("thread_name", process->second, thread->second, name));
-      return thread->second;
+      return Row{process->second, thread->second, zero};
     };
-    const int calls = thread("");
-    for (const Record& record : recording.records) {
-      events.push_back(slice(record, recording, zero, process->second, calls));
-    }
+    const Row calls = row("");
+    for (const Record& record : recording.records) events.push_back(operation_slice(record, recording, calls));
     for (const RecordedSpan& span : recording.spans) {
       const bool bucket = span.kind == Span::Kind::kBucket;
-      add_span(events, span, zero, process->second,
-               thread(bucket ? fmt::format(", bucket {}", span.bucket) : ", training"));
+      add_span(events, span, row(bucket ? fmt::format(", bucket {}", span.bucket) : ", training"));
     }
   }
   json other = {{"begin_monotonic_ns", zero}};

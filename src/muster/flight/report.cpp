@@ -46,16 +46,12 @@ std::string name_them(const std::vector<Rank>& ranks, const std::vector<RankStat
 /// Describes the ranks that have begun a call with this number, the minority first.
 std::string describe_calls(const std::vector<RankSet>& calls, const RankSet& most) {
   std::string text;
-  const char* verb = nullptr;
   for (const RankSet& set : calls) {
-    if (&set == &most) continue;
-    text += fmt::format("{}{} {}at {}", text.empty() ? "" : ", ", list_ranks(set.ranks),
-                        verb == nullptr ? are(set.ranks) + std::string(" ") : "", set.record->with_site());
-    verb = "";
+    if (&set == &most && calls.size() > 1) continue;
+    const std::string verb = text.empty() ? are(set.ranks) + std::string(" ") : "";
+    text += fmt::format("{}{} {}at {}", text.empty() ? "" : ", ", list_ranks(set.ranks), verb, set.record->with_site());
   }
-  if (calls.size() == 1) {
-    return fmt::format("{} {} at {}", list_ranks(most.ranks), are(most.ranks), most.record->with_site());
-  }
+  if (calls.size() == 1) return text;
   const std::string rest = most.ranks.size() > 1 ? "the others" : list_ranks(most.ranks);
   return fmt::format("{}, {} at {}", text, rest, most.record->with_site());
 }
@@ -130,10 +126,9 @@ Report compose_report(const std::vector<RankState>& rank_states, Rank self, When
   const auto most = std::max_element(
       calls.begin(), calls.end(), [](const RankSet& a, const RankSet& b) { return a.ranks.size() < b.ranks.size(); });
   report.mismatch = calls.size() > 1;
-  for (const RankSet& set : calls) {
-    if (&set == &*most) continue;
-    const Rank odd = set.ranks[0] != self ? set.ranks[0] : most->ranks[0];
-    if (report.culprit == kNoRank) report.culprit = odd;
+  if (report.mismatch) {
+    const RankSet& odd = calls[most == calls.begin() ? 1 : 0];
+    report.culprit = odd.ranks[0] != self ? odd.ranks[0] : most->ranks[0];
   }
   if (when == When::kInTime) {
     if (report.mismatch) report.text = describe_calls(calls, *most);
@@ -154,10 +149,7 @@ Report compose_report(const std::vector<RankState>& rank_states, Rank self, When
 }
 
 RankState rank_state_of(const Recording& recording, std::string who, uint64_t sequence) {
-  RankState rank_state;
-  rank_state.who = std::move(who);
-  rank_state.known = true;
-  rank_state.stopped = recording.stopped;
+  RankState rank_state{.who = std::move(who), .known = true, .stopped = recording.stopped};
   const Record* here = recording.find(sequence);
   const Record* last = recording.last_begun();
   if (here != nullptr && here->state != RecordState::kQueued) rank_state.here = *here;
