@@ -40,12 +40,7 @@ void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& by
   history_.add(times.forward, times.backward, times.last_gradient, times.ended);
   if (!spans_) return;
   const auto record = [&](Span::Kind kind, TimePoint begin, TimePoint end) {
-    Span span;
-    span.kind = kind;
-    span.step = times.iteration;
-    span.begin = begin;
-    span.end = end;
-    spans_->record(span);
+    spans_->record({.kind = kind, .step = times.iteration, .begin = begin, .end = end});
   };
   if (times.forward.ns != 0) record(Span::Kind::kForward, times.forward, times.backward);
   record(Span::Kind::kBackward, times.backward, times.last_gradient);
@@ -54,13 +49,12 @@ void StepRecorder::add(const BackwardTimes& times, const std::vector<size_t>& by
   for (size_t i = 0; i < times.buckets.size(); ++i) {
     const BucketTimes& bucket = times.buckets[i];
     if (bucket.begun.ns == 0) continue;  // not reduced: a single rank, or no rank used its parameters
-    Span span;
-    span.kind = Span::Kind::kBucket;
-    span.step = times.iteration;
-    span.bucket = static_cast<uint32_t>(i);
-    span.bytes = i < bytes.size() ? bytes[i] : 0;
-    span.end = bucket.ended;
-    span.started = started(bucket, free);
+    Span span{.kind = Span::Kind::kBucket,
+              .step = times.iteration,
+              .bucket = static_cast<uint32_t>(i),
+              .bytes = i < bytes.size() ? bytes[i] : 0,
+              .end = bucket.ended,
+              .started = started(bucket, free)};
     // A bucket of unused parameters has no gradients.
     span.full = bucket.ready.ns != 0 ? bucket.ready : span.started;
     span.begin = bucket.first_ready.ns != 0 ? bucket.first_ready : span.full;
