@@ -30,6 +30,16 @@ constexpr bool has_root(Collective collective) {
   return collective == Collective::kBroadcast || collective == Collective::kReduce ||
          collective == Collective::kScatter || collective == Collective::kGather;
 }
+/// True if the input has one block for each rank (operation.h).
+constexpr bool has_input_blocks(Collective collective) {
+  return collective == Collective::kScatter || collective == Collective::kReduceScatter ||
+         collective == Collective::kAllToAll;
+}
+/// True if the output has one block for each rank.
+constexpr bool has_output_blocks(Collective collective) {
+  return collective == Collective::kGather || collective == Collective::kAllGather ||
+         collective == Collective::kAllToAll;
+}
 
 /// One call of a collective. All ranks must make equal calls: ranks compare them, and errors name them.
 struct Call {

@@ -7,6 +7,12 @@ namespace {
 
 bool is_root(const HostCall& run) { return run.call.collective == Collective::kAllReduce || run.rank == run.call.root; }
 
+/// Waits for all ranks' data, if this rank needs it.
+Result<> wait_for_operands(HostCall& run, uint32_t step) {
+  if (run.call.collective == Collective::kAllReduce) return run.comm.wait_all(step, run.deadline);
+  return is_root(run) ? run.comm.wait_each(step, run.deadline) : Result<>{};
+}
+
 Result<> put(HostCall& run, size_t index, size_t chunk) {
   MUSTER_TRY(run.begin(chunk));
   run.read_in(index * chunk, run.area(chunk), chunk_bytes(run.call.bytes(), index, chunk));
@@ -31,17 +37,13 @@ Result<> one_shot(HostCall& run) {
   uint32_t step = run.comm.step();
   for (size_t index = 0; index < chunks; ++index, ++step) {
     if (index + 1 < chunks) MUSTER_TRY(put(run, index + 1, chunk));
-    if (run.call.collective == Collective::kAllReduce) {
-      MUSTER_TRY(run.comm.wait_all(step, run.deadline));
-    } else if (is_root(run)) {
-      MUSTER_TRY(run.comm.wait_each(step, run.deadline));
-    }
+    MUSTER_TRY(wait_for_operands(run, step));
     if (is_root(run)) combine_all(run, index, chunk, step);
   }
   return {};
 }
 
-/// The leader combines for all ranks: n reads by one rank, instead of n reads by each of n ranks.
+/// Only for all_reduce. The leader combines for all ranks: n reads by one rank, instead of n reads by each of n ranks.
 Result<> through_leader(HostCall& run) {
   const size_t bytes = run.call.bytes();
   MUSTER_TRY(put(run, 0, bytes));
@@ -87,7 +89,10 @@ class TwoShot {
       run_.comm.publish();
       if (index > 0) take(index - 1, step);
     }
-    return finish(chunks - 1, static_cast<uint32_t>(first + chunks));
+    const auto last = static_cast<uint32_t>(first + chunks);
+    MUSTER_TRY(wait_for_operands(run_, last));
+    take(chunks - 1, last);
+    return {};
   }
 
  private:
@@ -135,17 +140,6 @@ class TwoShot {
     }
   }
 
-  Result<> finish(size_t index, uint32_t step) {
-    if (!is_root(run_)) return {};
-    if (run_.call.collective == Collective::kAllReduce) {
-      MUSTER_TRY(run_.comm.wait_all(step, run_.deadline));
-    } else {
-      MUSTER_TRY(run_.comm.wait_each(step, run_.deadline));
-    }
-    take(index, step);
-    return {};
-  }
-
   HostCall& run_;
   const size_t bytes_, chunk_;
   const bool own_in_place_;
@@ -164,8 +158,5 @@ Result<> host_all_reduce(HostCall& run) {
   }
   return TwoShot(run).execute();
 }
-
-/// reduce_form() never sends a reduce through the leader.
-Result<> host_reduce(HostCall& run) { return host_all_reduce(run); }
 
 }  // namespace muster

@@ -11,14 +11,13 @@ namespace muster {
 /// One rank's run of one collective in shared memory, and the operations that the forms are made of. A form is a
 /// function of a HostCall.
 struct HostCall {
-  HostCall(HostComm& on, const Operation& what, const Deadline& until)
-      : comm(on),
-        operation(what),
-        call(what.call),
-        deadline(until),
-        rank(on.rank()),
-        size(on.size()),
-        element(size_of(what.call.dtype)) {}
+  HostComm& comm;
+  const Operation& operation;
+  const Deadline& deadline;
+  const Call& call = operation.call;
+  const Rank rank = comm.rank();
+  const int size = comm.size();
+  const size_t element = size_of(call.dtype);
 
   /// Advances to the next step, and waits until area(bytes) may be written.
   Result<> begin(size_t bytes) {
@@ -46,14 +45,6 @@ struct HostCall {
   void combine_out(size_t offset, const void** sources, size_t bytes) const;
   /// Copies bytes of the input to the output, unless they are the same memory.
   void copy_own(size_t from, size_t to, size_t bytes) const;
-
-  HostComm& comm;
-  const Operation& operation;
-  const Call& call;
-  const Deadline& deadline;
-  const Rank rank;
-  const int size;
-  const size_t element;
 };
 
 /// The ranks' blocks in a buffer, in bytes. It does not allocate, because every call makes one.
@@ -84,8 +75,7 @@ inline size_t chunk_bytes(size_t block, size_t index, size_t chunk) {
   return block <= index * chunk ? 0 : std::min(chunk, block - index * chunk);
 }
 
-Result<> host_all_reduce(HostCall& run);
-Result<> host_reduce(HostCall& run);
+Result<> host_all_reduce(HostCall& run);  ///< all_reduce and reduce
 Result<> host_reduce_scatter(HostCall& run);
 Result<> host_broadcast(HostCall& run);
 Result<> host_scatter(HostCall& run);

@@ -48,31 +48,18 @@ Result<> host_barrier(HostCall& run) {
 
 namespace {
 
+/// In the order of Collective, which begins with 1.
+constexpr Result<> (*kForms[kCollectiveCount])(HostCall&) = {
+    nullptr,         host_all_reduce, host_broadcast, host_all_gather,     host_barrier,
+    host_all_reduce, host_scatter,    host_gather,    host_reduce_scatter, host_all_to_all};
+
 Result<> dispatch(HostCall& run) {
   if (run.comm.all_direct()) {
     MUSTER_ASSIGN(const bool done, run_on_shared_tensors(run));
     if (done) return {};
   }
-  switch (run.call.collective) {
-    case Collective::kAllReduce:
-      return host_all_reduce(run);
-    case Collective::kReduce:
-      return host_reduce(run);
-    case Collective::kReduceScatter:
-      return host_reduce_scatter(run);
-    case Collective::kBroadcast:
-      return host_broadcast(run);
-    case Collective::kScatter:
-      return host_scatter(run);
-    case Collective::kAllGather:
-      return host_all_gather(run);
-    case Collective::kGather:
-      return host_gather(run);
-    case Collective::kAllToAll:
-      return host_all_to_all(run);
-    case Collective::kBarrier:
-      return host_barrier(run);
-  }
+  const auto form = kForms[static_cast<size_t>(run.call.collective)];
+  if (form != nullptr) return form(run);
   return fail(ErrorCode::kUnsupported, "this collective has no form in shared memory");
 }
 
@@ -93,7 +80,7 @@ void annotate_mismatch(const HostComm& comm, const Call& mine, Error& error) {
 
 Result<> run_on_host(HostComm& comm, const Operation& operation, const Deadline& deadline) {
   comm.open(operation.reported_call().pack());
-  HostCall run(comm, operation, deadline);
+  HostCall run{comm, operation, deadline};
   auto result = dispatch(run);
   if (!result) annotate_mismatch(comm, operation.reported_call(), result.error());
   return result;

@@ -212,9 +212,7 @@ double copy_speed(const MemoryCosts& costs, double tensors) {
 bool goes_direct(const HostPlanInputs& question) {
   if (question.collective == Collective::kBarrier || host_comm_shape(question.ranks, question.cores).has_leader)
     return false;
-  const bool blocks = question.collective == Collective::kReduceScatter ||
-                      question.collective == Collective::kAllToAll || question.collective == Collective::kScatter;
-  return question.bytes * (blocks ? question.ranks : 1) >= kMinSharedTensorBytes;
+  return question.bytes * (has_input_blocks(question.collective) ? question.ranks : 1) >= kMinSharedTensorBytes;
 }
 
 HostPlan plan_on_host(const HostPlanInputs& question) {

@@ -24,17 +24,8 @@ static_assert(sizeof(Location) <= kStepPayload && std::is_trivially_copyable_v<L
 /// Bytes at a rank's location.
 size_t bytes_at(const HostCall& run, Rank rank) {
   const HostBlocks blocks(run.call.bytes(), run.operation.counts, run.element);
-  switch (run.call.collective) {
-    case Collective::kAllGather:
-    case Collective::kGather:
-      return blocks.bytes(rank);
-    case Collective::kReduceScatter:
-    case Collective::kAllToAll:
-    case Collective::kScatter:
-      return blocks.begin(run.size - 1) + blocks.bytes(run.size - 1);
-    default:
-      return run.call.bytes();
-  }
+  if (has_input_blocks(run.call.collective)) return blocks.begin(run.size);
+  return has_output_blocks(run.call.collective) ? blocks.bytes(rank) : run.call.bytes();
 }
 
 bool is_large_enough(const HostCall& run) {

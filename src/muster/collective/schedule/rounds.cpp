@@ -12,10 +12,7 @@ namespace {
 
 using Memory = std::vector<SliceValue>;
 
-bool in_place(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
-         collective == Collective::kBroadcast;
-}
+bool in_place(Collective collective) { return !has_input_blocks(collective) && !has_output_blocks(collective); }
 
 class Playback {
  public:
@@ -52,14 +49,11 @@ class Playback {
     const auto size = static_cast<size_t>(problem_.size);
     const Collective collective = problem_.collective;
     const bool root = rank == problem_.root;
-    const bool many_in = collective == Collective::kReduceScatter || collective == Collective::kAllToAll ||
-                         collective == Collective::kScatter;
-    const bool many_out = collective == Collective::kAllGather || collective == Collective::kAllToAll ||
-                          collective == Collective::kGather;
     const bool has_input = root || (collective != Collective::kBroadcast && collective != Collective::kScatter);
-    Memory input(problem_.count * (many_in ? size : 1));
+    Memory input(problem_.count * (has_input_blocks(collective) ? size : 1));
     for (size_t slice = 0; slice < input.size() && has_input; ++slice) input[slice] = {Term{slice, rank}};
-    state.memory[1] = in_place(collective) ? input : Memory(problem_.count * (many_out ? size : 1));
+    state.memory[1] =
+        in_place(collective) ? input : Memory(problem_.count * (has_output_blocks(collective) ? size : 1));
     state.memory[0] = std::move(input);
     state.memory[2].resize(slice_of(schedules_[rank].scratch_bytes) + 1);
     state.done.resize(schedules_[rank].steps.size());
