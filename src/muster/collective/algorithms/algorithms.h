@@ -8,8 +8,8 @@
 
 namespace muster {
 
-// Every algorithm is a pure function from a spec to one rank's schedule. All work at any rank count and root, and in
-// place. n is the rank count, S the size of the whole tensor in bytes.
+// Every algorithm is a pure function from a spec to one rank's schedule. All work at any root and any rank count above
+// one, and in place. Algorithm::schedule() calls them. n is the rank count, S the size of the whole tensor in bytes.
 
 /// Ring reduce-scatter, then ring all-gather, in chunks (Patarasuk and Yuan 2009). Each rank sends and receives
 /// 2 (n - 1) / n of the bytes.
@@ -74,9 +74,12 @@ struct CostInputs;
 struct Algorithm {
   Collective collective;
   const char* name;  ///< as in MUSTER_ALGO and `muster explain`: "ring"
-  Schedule (*schedule)(const CollectiveSpec&);
+  Schedule (*schedule_of_many)(const CollectiveSpec&);
   Estimate (*estimate)(const CostInputs&);  ///< cost.h
   bool uneven = true;                       ///< supports blocks of different lengths
+
+  /// The schedule for one rank. A single rank copies its input.
+  Schedule schedule(const CollectiveSpec& spec) const;
 };
 
 /// All algorithms, ordered by collective.

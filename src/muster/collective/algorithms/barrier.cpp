@@ -4,9 +4,7 @@
 namespace muster {
 
 Schedule dissemination_barrier(const CollectiveSpec& spec) {
-  check_spec(spec);
   ScheduleBuilder builder;
-  if (spec.size == 1) return builder.take();
   const Range sent = builder.scratch(1), received = builder.scratch(1);
   uint32_t heard = Step::kNone;
   for (int distance = 1; distance < spec.size; distance *= 2) {

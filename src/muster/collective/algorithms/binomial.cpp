@@ -6,33 +6,24 @@
 namespace muster {
 namespace {
 
-class BinomialTree {
- public:
+struct BinomialTree : FromRoot {
   explicit BinomialTree(const CollectiveSpec& spec)
-      : from_root_(spec),
-        self_(from_root_.self),
-        reach_(self_ == 0 ? 1 << doubling_rounds(spec.size) : lowest_bit(self_)) {}
+      : FromRoot(spec), reach(is_root() ? 1 << doubling_rounds(size) : lowest_bit(self)) {}
 
-  bool root() const { return self_ == 0; }
-  int self() const { return self_; }
-  Rank parent() const { return rank(self_ - reach_); }
-  Rank rank(int relative) const { return from_root_.rank(relative); }
+  Rank parent() const { return rank(self - reach); }
   /// One past the last rank of this rank's subtree.
-  int end() const { return std::min(self_ + reach_, from_root_.size); }
+  int end() const { return std::min(self + reach, size); }
 
   /// Calls `body(child, end)` for each child with the end of its subtree, the nearest child first or last.
   template <class Body>
   void each_child(bool nearest_first, Body&& body) const {
-    for (int i = 1; i < reach_; i *= 2) {
-      const int distance = nearest_first ? i : reach_ / (2 * i);
-      if (self_ + distance < end()) body(self_ + distance, std::min(self_ + 2 * distance, end()));
+    for (int i = 1; i < reach; i *= 2) {
+      const int distance = nearest_first ? i : reach / (2 * i);
+      if (self + distance < end()) body(self + distance, std::min(self + 2 * distance, end()));
     }
   }
 
- private:
-  FromRoot from_root_;
-  int self_;
-  int reach_;  ///< size of the subtree, unless it reaches the last rank
+  int reach;  ///< size of the subtree, unless it reaches the last rank
 };
 
 /// The ranks' blocks in the order of the tree.
@@ -42,29 +33,18 @@ Blocks in_order(const BinomialTree& tree, const Blocks& by_rank) {
   return blocks;
 }
 
-/// Calls `body` with the ranges of blocks [first, last) of the tree's order. In the buffer, blocks are in rank order,
-/// so these are one range, or two if they wrap around the end.
-template <class Body>
-void each_piece(const BinomialTree& tree, const Blocks& by_rank, BufferKind buffer, int first, int last, Body&& body) {
-  const Rank begin = tree.rank(first);
-  const int before_end = std::min(last - first, by_rank.count() - begin);
-  body(by_rank.range(buffer, begin, begin + before_end));
-  if (before_end < last - first) body(by_rank.range(buffer, 0, last - first - before_end));
-}
-
 }  // namespace
 
 Schedule binomial_broadcast(const CollectiveSpec& spec) {
-  check_spec(spec);
   const BinomialTree tree(spec);
-  const BufferKind source = tree.root() ? BufferKind::kInput : BufferKind::kOutput;
+  const BufferKind source = tree.is_root() ? BufferKind::kInput : BufferKind::kOutput;
   const Chunks chunks{0, tensor_bytes(spec), chunk_grain(spec)};
   ScheduleBuilder builder;
   for (uint32_t i = 0; i < chunks.count(); ++i) {
     uint32_t arrived = Step::kNone;
-    if (!tree.root()) arrived = builder.receive(tree.parent(), chunks.at(BufferKind::kOutput, i));
+    if (!tree.is_root()) arrived = builder.receive(tree.parent(), chunks.at(BufferKind::kOutput, i));
     tree.each_child(false, [&](int child, int) { builder.send(tree.rank(child), chunks.at(source, i), {arrived}); });
-    if (tree.root()) builder.copy(chunks.at(BufferKind::kInput, i), chunks.at(BufferKind::kOutput, i));
+    if (tree.is_root()) builder.copy(chunks.at(BufferKind::kInput, i), chunks.at(BufferKind::kOutput, i));
   }
   return builder.take();
 }
@@ -72,28 +52,27 @@ Schedule binomial_broadcast(const CollectiveSpec& spec) {
 // Ranks other than the root keep their sums in scratch for some chunks. They reuse the scratch of a chunk when its sum
 // was sent.
 Schedule binomial_reduce(const CollectiveSpec& spec) {
-  check_spec(spec);
   constexpr uint32_t kSums = 4;
   const BinomialTree tree(spec);
   const Chunks chunks{0, tensor_bytes(spec), chunk_grain(spec)};
-  const bool leaf = tree.end() == tree.self() + 1;
+  const bool leaf = tree.end() == tree.self + 1;
   ScheduleBuilder builder;
   Slots slots(builder, leaf ? 0 : chunks.largest());
   Range sums[kSums];
   uint32_t left[kSums];
   std::fill_n(left, kSums, Step::kNone);
-  for (uint32_t i = 0; !leaf && !tree.root() && i < std::min(kSums, chunks.count()); ++i) {
+  for (uint32_t i = 0; !leaf && !tree.is_root() && i < std::min(kSums, chunks.count()); ++i) {
     sums[i] = builder.scratch(chunks.largest());
   }
   for (uint32_t i = 0; i < chunks.count(); ++i) {
     Range current = chunks.at(BufferKind::kInput, i);
-    const Range sum = tree.root() ? chunks.at(BufferKind::kOutput, i) : part(sums[i % kSums], 0, current.bytes);
+    const Range sum = tree.is_root() ? chunks.at(BufferKind::kOutput, i) : part(sums[i % kSums], 0, current.bytes);
     uint32_t had = left[i % kSums];
     tree.each_child(true, [&](int child, int) {
       had = slots.receive_reduce(builder, tree.rank(child), current, sum, had);
       current = sum;
     });
-    if (!tree.root()) {
+    if (!tree.is_root()) {
       left[i % kSums] = builder.send(tree.parent(), current, {leaf ? Step::kNone : had});
     } else if (leaf) {
       builder.copy(current, sum);
@@ -103,43 +82,39 @@ Schedule binomial_reduce(const CollectiveSpec& spec) {
 }
 
 Schedule binomial_scatter(const CollectiveSpec& spec) {
-  check_spec(spec);
   const BinomialTree tree(spec);
   const Blocks by_rank = Blocks::of_ranks(spec), blocks = in_order(tree, by_rank);
   ScheduleBuilder builder;
   const Range own = output(0, by_rank.bytes(spec.rank));
-  if (tree.root()) {
+  if (tree.is_root()) {
     tree.each_child(false, [&](int child, int end) {
-      each_piece(tree, by_rank, BufferKind::kInput, child, end,
-                 [&](Range piece) { builder.send(tree.rank(child), piece); });
+      by_rank.each_range(BufferKind::kInput, tree.rank(child), end - child,
+                         [&](Range piece) { builder.send(tree.rank(child), piece); });
     });
     builder.copy(by_rank.range(BufferKind::kInput, spec.rank), own);
     return builder.take();
   }
-  const size_t begin = blocks.offset(tree.self() + 1 < blocks.count() ? tree.self() + 1 : tree.self());
-  const size_t below =
-      tree.end() == tree.self() + 1 ? 0 : blocks.offset(tree.end() - 1) + blocks.bytes(tree.end() - 1) - begin;
-  const Range passed_on = builder.scratch(below);
+  const Range below = blocks.range(BufferKind::kScratch, tree.self + 1, tree.end());
+  const Range passed_on = builder.scratch(below.bytes);
   builder.receive(tree.parent(), own);
   const uint32_t arrived = builder.receive(tree.parent(), passed_on);
   tree.each_child(false, [&](int child, int end) {
     const Range piece = blocks.range(BufferKind::kScratch, child, end);
-    builder.send(tree.rank(child), part(passed_on, piece.offset - begin, piece.bytes), {arrived});
+    builder.send(tree.rank(child), part(passed_on, piece.offset - below.offset, piece.bytes), {arrived});
   });
   return builder.take();
 }
 
 Schedule binomial_gather(const CollectiveSpec& spec) {
-  check_spec(spec);
   const BinomialTree tree(spec);
   const Blocks by_rank = Blocks::of_ranks(spec), blocks = in_order(tree, by_rank);
   const Range own = input(0, by_rank.bytes(spec.rank));
   ScheduleBuilder builder;
-  if (tree.root()) {
+  if (tree.is_root()) {
     builder.copy(own, by_rank.range(BufferKind::kOutput, spec.rank));
     tree.each_child(true, [&](int child, int end) {
-      each_piece(tree, by_rank, BufferKind::kOutput, child, end,
-                 [&](Range piece) { builder.receive(tree.rank(child), piece); });
+      by_rank.each_range(BufferKind::kOutput, tree.rank(child), end - child,
+                         [&](Range piece) { builder.receive(tree.rank(child), piece); });
     });
     return builder.take();
   }

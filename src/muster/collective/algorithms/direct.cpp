@@ -4,9 +4,8 @@
 namespace muster {
 
 Schedule chain_broadcast(const CollectiveSpec& spec) {
-  check_spec(spec);
   const FromRoot chain(spec);
-  const bool root = chain.self == 0, last = chain.self == spec.size - 1;
+  const bool root = chain.is_root(), last = chain.self == spec.size - 1;
   const Chunks chunks{0, tensor_bytes(spec), chunk_grain(spec)};
   ScheduleBuilder builder;
   for (uint32_t i = 0; i < chunks.count(); ++i) {
@@ -19,7 +18,6 @@ Schedule chain_broadcast(const CollectiveSpec& spec) {
 }
 
 Schedule direct_scatter(const CollectiveSpec& spec) {
-  check_spec(spec);
   const Blocks blocks = Blocks::of_ranks(spec);
   const Range own = output(0, blocks.bytes(spec.rank));
   ScheduleBuilder builder;
@@ -32,7 +30,6 @@ Schedule direct_scatter(const CollectiveSpec& spec) {
 }
 
 Schedule direct_gather(const CollectiveSpec& spec) {
-  check_spec(spec);
   const Blocks blocks = Blocks::of_ranks(spec);
   const Range own = input(0, blocks.bytes(spec.rank));
   ScheduleBuilder builder;
@@ -47,7 +44,6 @@ Schedule direct_gather(const CollectiveSpec& spec) {
 // Step k sends to rank r + k and receives from rank r - k. It begins when step k - kAtOnce has ended, so that a large
 // group does not begin with all ranks sending to all ranks.
 Schedule pairwise_all_to_all(const CollectiveSpec& spec) {
-  check_spec(spec);
   constexpr int kAtOnce = 8;
   const Blocks sent = Blocks::of_ranks(spec);
   const Blocks received = Blocks::of_ranks(spec, spec.receive_counts);

@@ -56,10 +56,7 @@ struct Half {
 std::vector<Half> halves(const CollectiveSpec& spec, int self, int members) {
   const size_t first = spec.count / 2 * spec.element_bytes, bytes = tensor_bytes(spec);
   const size_t grain = chunk_grain(spec);
-  std::vector<Half> both;
-  both.push_back({Tree(self, members, false), {0, first, grain}});
-  both.push_back({Tree(self, members, true), {first, bytes - first, grain}});
-  return both;
+  return {{Tree(self, members, false), {0, first, grain}}, {Tree(self, members, true), {first, bytes - first, grain}}};
 }
 
 class DoubleTreeAllReduce {
@@ -122,26 +119,21 @@ class DoubleTreeAllReduce {
 
 }  // namespace
 
-Schedule double_tree_all_reduce(const CollectiveSpec& spec) {
-  check_spec(spec);
-  return spec.size == 1 ? copy_input(tensor_bytes(spec)) : DoubleTreeAllReduce(spec).build();
-}
+Schedule double_tree_all_reduce(const CollectiveSpec& spec) { return DoubleTreeAllReduce(spec).build(); }
 
 // Both trees consist of the ranks other than the root. The root sends to the top of each tree.
 Schedule double_tree_broadcast(const CollectiveSpec& spec) {
-  check_spec(spec);
   const FromRoot ranks(spec);
   const int members = spec.size - 1;
   ScheduleBuilder builder;
-  if (ranks.self == 0) builder.copy(input(0, tensor_bytes(spec)), output(0, tensor_bytes(spec)));
-  if (members == 0) return builder.take();
+  if (ranks.is_root()) builder.copy(input(0, tensor_bytes(spec)), output(0, tensor_bytes(spec)));
   const std::vector<Half> both = halves(spec, std::max(ranks.self - 1, 0), members);
   const int top = static_cast<int>(std::bit_floor(static_cast<unsigned>(members)));
   for (uint32_t chunk = 0; chunk < both[1].chunks.count(); ++chunk) {
     for (const auto& [tree, chunks] : both) {
       if (chunk >= chunks.count()) continue;
       const bool shifted = &tree == &both[1].tree;
-      if (ranks.self == 0) {
+      if (ranks.is_root()) {
         builder.send(ranks.rank(1 + (shifted ? top % members : top - 1)), chunks.at(BufferKind::kInput, chunk));
         continue;
       }

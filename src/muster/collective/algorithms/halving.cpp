@@ -87,41 +87,28 @@ void gather(const Folding& fold, const Blocks& shares, ScheduleBuilder& builder,
 }  // namespace
 
 Schedule halving_all_reduce(const CollectiveSpec& spec) {
-  check_spec(spec);
   const size_t bytes = tensor_bytes(spec);
-  if (spec.size == 1) return copy_input(bytes);
   const Folding fold(spec);
+  if (fold.folds_away()) return fold.schedule_away(input(0, bytes), output(0, bytes));
+  const Blocks shares = Blocks::shares(spec, fold.core());
   ScheduleBuilder builder;
-  if (fold.folds_away()) {
-    const uint32_t sent = builder.send(fold.partner(), input(0, bytes));
-    builder.receive(fold.partner(), output(0, bytes), {sent});
-  } else {
-    const Blocks shares = Blocks::shares(spec, fold.core());
-    Halving halving(spec, fold, shares, builder, output(0, bytes));
-    halving.run();
-    gather(fold, shares, builder, halving);
-  }
+  Halving halving(spec, fold, shares, builder, output(0, bytes));
+  halving.run();
+  gather(fold, shares, builder, halving);
   return builder.take();
 }
 
 // A core rank of a pair completes the blocks of both ranks of the pair.
 Schedule halving_reduce_scatter(const CollectiveSpec& spec) {
-  check_spec(spec);
   const Blocks ranks = Blocks::of_ranks(spec);
   const Range own = output(0, ranks.bytes(spec.rank));
-  if (spec.size == 1) return copy_input(own.bytes);
   const Folding fold(spec);
-  ScheduleBuilder builder;
-  if (fold.folds_away()) {
-    const uint32_t sent = builder.send(fold.partner(), input(0, ranks.total()));
-    builder.receive(fold.partner(), own, {sent});  // `own` may be a part of the input
-    return builder.take();
-  }
+  if (fold.folds_away()) return fold.schedule_away(input(0, ranks.total()), own);
   Blocks blocks;
   for (int core = 0; core < fold.core(); ++core) {
-    blocks.append(ranks.offset(fold.first_of(core + 1) - 1) + ranks.bytes(fold.first_of(core + 1) - 1) -
-                  ranks.offset(fold.first_of(core)));
+    blocks.append(ranks.range(BufferKind::kInput, fold.first_of(core), fold.first_of(core + 1)).bytes);
   }
+  ScheduleBuilder builder;
   const Range sums = builder.scratch(ranks.total());
   Halving halving(spec, fold, blocks, builder, sums);
   halving.run();

@@ -2,28 +2,15 @@
 
 #include <bit>
 #include <cmath>
-#include <numeric>
 
-#include "muster/collective/schedule/schedule_builder.h"
+#include "muster/collective/schedule/blocks.h"
 
 namespace muster {
 namespace {
 
 double total_bytes(const CollectiveSpec& spec) {
-  size_t elements = spec.count;
-  switch (spec.collective) {
-    case Collective::kAllGather:
-    case Collective::kReduceScatter:
-    case Collective::kScatter:
-    case Collective::kGather:
-    case Collective::kAllToAll:
-      elements = spec.counts.empty() ? spec.count * spec.size
-                                     : std::accumulate(spec.counts.begin(), spec.counts.end(), size_t{0});
-      break;
-    default:
-      break;
-  }
-  return static_cast<double>(elements) * static_cast<double>(spec.element_bytes);
+  const bool in_blocks = has_input_blocks(spec.collective) || has_output_blocks(spec.collective);
+  return static_cast<double>(in_blocks ? Blocks::of_ranks(spec).total() : tensor_bytes(spec));
 }
 
 }  // namespace

@@ -45,6 +45,13 @@ class Blocks {
   Range range(BufferKind buffer, int first, int last) const {
     return {buffer, offset(first), offset(last) - offset(first)};
   }
+  /// Calls `body` with the ranges of `count` blocks from `first` on: one range, or two if they wrap around the end.
+  template <class Body>
+  void each_range(BufferKind buffer, int first, int count, Body&& body) const {
+    const int before_end = std::min(count, this->count() - first);
+    body(range(buffer, first, first + before_end));
+    if (before_end < count) body(range(buffer, 0, count - before_end));
+  }
   Chunks chunks(int block, size_t grain) const { return {offset(block), bytes(block), grain}; }
 
  private:

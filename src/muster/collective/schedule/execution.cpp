@@ -92,21 +92,17 @@ struct PreparedSchedule::Run {
     graph.on_started(index, add_ready());
     switch (step.kind) {
       case Step::Kind::kSend:
-        send(index);
-        break;
+        return send(index);
       case Step::Kind::kReceive:
       case Step::Kind::kReceiveReduce:
-        receive(index);
-        break;
+        return receive(index);
       case Step::Kind::kCopy:
         copy(step);
-        end(index);
         break;
       case Step::Kind::kReduce:
         reduce(step);
-        end(index);
-        break;
     }
+    end(index);
   }
 
   // The completions capture so little that std::function does not allocate.

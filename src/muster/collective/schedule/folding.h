@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "muster/collective/schedule/schedule.h"
+#include "muster/collective/schedule/schedule_builder.h"
 
 namespace muster {
 
@@ -21,6 +21,13 @@ class Folding {
   bool folds_away() const { return paired() && rank_ % 2 == 0; }
   /// The other rank of a pair.
   Rank partner() const { return rank_ ^ 1; }
+  /// The schedule of a rank that folds away. `result` may be a part of `data`.
+  Schedule schedule_away(Range data, Range result) const {
+    ScheduleBuilder builder;
+    const uint32_t sent = builder.send(partner(), data);
+    builder.receive(partner(), result, {sent});
+    return builder.take();
+  }
 
   /// This rank's number within the core.
   int self() const { return paired() ? rank_ / 2 : rank_ - extra_; }

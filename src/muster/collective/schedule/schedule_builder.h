@@ -4,7 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "muster/base/check.h"
 #include "muster/collective/schedule/schedule.h"
 
 namespace muster {
@@ -101,13 +100,6 @@ class Slots {
   uint32_t used_ = 0;
 };
 
-/// The schedule of most collectives in a group with a single rank.
-inline Schedule copy_input(size_t bytes) {
-  ScheduleBuilder builder;
-  builder.copy(input(0, bytes), output(0, bytes));
-  return builder.take();
-}
-
 /// Bytes of a chunk: whole elements, at least one.
 inline size_t chunk_grain(const CollectiveSpec& spec) {
   return std::max(spec.chunk_bytes / spec.element_bytes, size_t{1}) * spec.element_bytes;
@@ -128,19 +120,10 @@ struct FromRoot {
   explicit FromRoot(const CollectiveSpec& spec)
       : root(spec.root), size(spec.size), self((spec.rank - spec.root + spec.size) % spec.size) {}
   Rank rank(int relative) const { return (relative + root) % size; }
+  bool is_root() const { return self == 0; }
   Rank root;
   int size;
   int self;
 };
-
-inline void check_spec(const CollectiveSpec& spec) {
-  MUSTER_CHECK(spec.size > 0 && spec.rank >= 0 && spec.rank < spec.size, "a rank lies in [0, size)");
-  MUSTER_CHECK(spec.root >= 0 && spec.root < spec.size, "the root lies in [0, size)");
-  MUSTER_CHECK(spec.element_bytes > 0, "elements have bytes");
-  const auto of_ranks = [&](const std::vector<size_t>& counts) {
-    return counts.empty() || counts.size() == static_cast<size_t>(spec.size);
-  };
-  MUSTER_CHECK(of_ranks(spec.counts) && of_ranks(spec.receive_counts), "there is one count for each rank");
-}
 
 }  // namespace muster
