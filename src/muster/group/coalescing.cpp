@@ -1,5 +1,7 @@
 #include "muster/group/operations.h"
 
+#include <span>
+
 namespace muster {
 namespace {
 
@@ -10,39 +12,30 @@ bool can_merge(const Operation& first, const Operation& next) {
          first.factor == next.factor && a.layout == 0 && b.layout == 0 && a.collective != Collective::kBarrier;
 }
 
-/// The blocks of all calls, grouped by rank: each rank's block of the first call, its block of the second call, and so
-/// on. If `ranks` is 1, the result is the memory of all calls in order.
-BufferView interleave(const std::vector<const BufferView*>& views, int ranks) {
+/// The blocks of all operations, grouped by rank: each rank's block of the first operation, its block of the second
+/// one, and so on. If `ranks` is 1, the result is the memory of all operations in order.
+BufferView interleave(std::span<const Operation> operations, BufferView Operation::*side, int ranks) {
   std::vector<Segment> segments;
   for (int rank = 0; rank < ranks; ++rank) {
-    for (const BufferView* view : views) {
-      const size_t block = view->bytes() / ranks;
-      view->visit(rank * block, block, [&](uint8_t* data, size_t bytes) { segments.push_back({data, bytes}); });
+    for (const Operation& operation : operations) {
+      const BufferView& view = operation.*side;
+      const size_t block = view.bytes() / ranks;
+      view.visit(rank * block, block, [&](uint8_t* data, size_t bytes) { segments.push_back({data, bytes}); });
     }
   }
-  return BufferView(std::move(segments), views.front()->dtype());
+  return BufferView(segments, (operations.front().*side).dtype());
 }
 
-bool gathers(Collective collective) {
-  return collective == Collective::kAllGather || collective == Collective::kGather;
-}
-bool scatters(Collective collective) {
-  return collective == Collective::kReduceScatter || collective == Collective::kScatter;
-}
-
-Operation merge(const std::vector<Operation>& operations, size_t begin, size_t end, int size) {
-  Operation merged = operations[begin];
-  std::vector<const BufferView*> inputs, outputs;
+Operation merge(std::span<const Operation> operations, int size) {
+  Operation merged = operations.front();
   merged.call.count = 0;
-  for (size_t i = begin; i < end; ++i) {
-    merged.call.count += operations[i].call.count;
-    inputs.push_back(&operations[i].input);
-    outputs.push_back(&operations[i].output);
-  }
+  for (const Operation& operation : operations) merged.call.count += operation.call.count;
   const Collective collective = merged.call.collective;
   const bool all_to_all = collective == Collective::kAllToAll;
-  merged.input = interleave(inputs, scatters(collective) || all_to_all ? size : 1);
-  merged.output = interleave(outputs, gathers(collective) || all_to_all ? size : 1);
+  const bool gathers = collective == Collective::kAllGather || collective == Collective::kGather;
+  const bool scatters = collective == Collective::kReduceScatter || collective == Collective::kScatter;
+  merged.input = interleave(operations, &Operation::input, scatters || all_to_all ? size : 1);
+  merged.output = interleave(operations, &Operation::output, gathers || all_to_all ? size : 1);
   return merged;
 }
 
@@ -52,7 +45,8 @@ std::vector<Operation> coalesce(std::vector<Operation> operations, int size) {
   std::vector<Operation> merged;
   for (size_t begin = 0, end = 0; begin < operations.size(); begin = end) {
     for (end = begin + 1; end < operations.size() && can_merge(operations[begin], operations[end]);) ++end;
-    merged.push_back(end == begin + 1 ? std::move(operations[begin]) : merge(operations, begin, end, size));
+    merged.push_back(end == begin + 1 ? std::move(operations[begin])
+                                      : merge(std::span(operations).subspan(begin, end - begin), size));
   }
   return merged;
 }

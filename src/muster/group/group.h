@@ -198,8 +198,6 @@ class Group {
   virtual Work begin(Operation&& operation, const CallOptions& options) = 0;
 
  private:
-  Work validate_and_begin(Operation&& operation, const CallOptions& options);
-
   std::atomic<uint64_t> monitored_ = 0, shrunk_ = 0;  ///< number of calls so far; the same at every rank
 };
 

@@ -15,9 +15,6 @@ tl::unexpected<Error> invalid(const Operation& operation, const std::string& wha
   return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", name(operation.call.collective), what));
 }
 
-/// A hash of the counts. Never zero, because a layout of zero means equal blocks.
-uint64_t digest(const std::vector<size_t>& counts) { return fnv1a(counts) | 1; }
-
 /// Every rank passes `given`. `other` may be empty, because some collectives use it at the root only.
 Result<> infer_dtype(Operation& operation, const BufferView& given, const BufferView& other) {
   if (given.bytes() > 0 && other.bytes() > 0 && given.dtype() != other.dtype()) {
@@ -49,7 +46,7 @@ Result<> infer_blocks(Operation& operation, const BufferView& own, const BufferV
                    fmt::format("the counts make {} elements, the memory has {}", total(counts), whole.count()));
   }
   operation.call.count = total(counts);
-  operation.call.layout = digest(counts);
+  operation.call.layout = fnv1a(counts) | 1;  // never zero, which means equal blocks
   return {};
 }
 
@@ -92,18 +89,6 @@ Result<> infer_tensor(Operation& operation, const GroupSpec& self) {
                                         operation.input.count(), operation.output.count()));
 }
 
-Operation operation_of(Collective collective, BufferView&& input, BufferView&& output, Rank root = 0) {
-  return {.call = {.collective = collective, .root = root}, .input = std::move(input), .output = std::move(output)};
-}
-
-Operation reduction_of(Collective collective, BufferView&& input, BufferView&& output, ReduceOp op, double factor,
-                       Rank root = 0) {
-  return {.call = {.collective = collective, .op = op, .root = root},
-          .input = std::move(input),
-          .output = std::move(output),
-          .factor = factor};
-}
-
 }  // namespace
 
 size_t total(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
@@ -143,13 +128,9 @@ Result<> validate_and_infer(Operation& operation, const GroupSpec& self) {
   return fail(ErrorCode::kInvalidArgument, "unknown collective");
 }
 
-Work Group::validate_and_begin(Operation&& operation, const CallOptions& options) {
+Work Group::submit(Operation operation, const CallOptions& options) {
   if (auto valid = validate_and_infer(operation, membership()); !valid) return Work(std::move(valid));
   return begin(std::move(operation), options);
-}
-
-Work Group::submit(Operation operation, const CallOptions& options) {
-  return validate_and_begin(std::move(operation), options);
 }
 
 Work Group::submit(std::vector<Operation> operations, const CallOptions& options) {
@@ -170,48 +151,55 @@ Work Group::submit(std::vector<Operation> operations, const CallOptions& options
 }
 
 Work Group::all_reduce(BufferView data, ReduceOp op, const CallOptions& options, double factor) {
-  return validate_and_begin(reduction_of(Collective::kAllReduce, BufferView(data), std::move(data), op, factor),
-                            options);
+  return submit(Operation{{.collective = Collective::kAllReduce, .op = op}, data, std::move(data), {}, {}, factor},
+                options);
 }
 
 Work Group::reduce(BufferView data, ReduceOp op, Rank root, const CallOptions& options, double factor) {
-  return validate_and_begin(reduction_of(Collective::kReduce, BufferView(data), std::move(data), op, factor, root),
-                            options);
+  return submit(
+      Operation{{.collective = Collective::kReduce, .op = op, .root = root}, data, std::move(data), {}, {}, factor},
+      options);
 }
 
 Work Group::broadcast(BufferView data, Rank root, const CallOptions& options) {
-  return validate_and_begin(operation_of(Collective::kBroadcast, BufferView(data), std::move(data), root), options);
+  return submit(Operation{{.collective = Collective::kBroadcast, .root = root}, data, std::move(data)}, options);
 }
 
 Work Group::all_gather(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> counts) {
-  Operation operation = operation_of(Collective::kAllGather, std::move(input), std::move(output));
-  operation.counts = std::move(counts);
-  return validate_and_begin(std::move(operation), options);
+  return submit(Operation{{Collective::kAllGather}, std::move(input), std::move(output), std::move(counts)}, options);
 }
 
 Work Group::gather(BufferView input, BufferView output, Rank root, const CallOptions& options) {
-  return validate_and_begin(operation_of(Collective::kGather, std::move(input), std::move(output), root), options);
+  return submit(Operation{{.collective = Collective::kGather, .root = root}, std::move(input), std::move(output)},
+                options);
 }
 
 Work Group::scatter(BufferView input, BufferView output, Rank root, const CallOptions& options) {
-  return validate_and_begin(operation_of(Collective::kScatter, std::move(input), std::move(output), root), options);
+  return submit(Operation{{.collective = Collective::kScatter, .root = root}, std::move(input), std::move(output)},
+                options);
 }
 
 Work Group::reduce_scatter(BufferView input, BufferView output, ReduceOp op, const CallOptions& options,
                            std::vector<size_t> counts, double factor) {
-  Operation operation = reduction_of(Collective::kReduceScatter, std::move(input), std::move(output), op, factor);
-  operation.counts = std::move(counts);
-  return validate_and_begin(std::move(operation), options);
+  return submit(Operation{{.collective = Collective::kReduceScatter, .op = op},
+                          std::move(input),
+                          std::move(output),
+                          std::move(counts),
+                          {},
+                          factor},
+                options);
 }
 
 Work Group::all_to_all(BufferView input, BufferView output, const CallOptions& options, std::vector<size_t> send_counts,
                        std::vector<size_t> receive_counts) {
-  Operation operation = operation_of(Collective::kAllToAll, std::move(input), std::move(output));
-  operation.counts = std::move(send_counts);
-  operation.receive_counts = std::move(receive_counts);
-  return validate_and_begin(std::move(operation), options);
+  return submit(Operation{{Collective::kAllToAll},
+                          std::move(input),
+                          std::move(output),
+                          std::move(send_counts),
+                          std::move(receive_counts)},
+                options);
 }
 
-Work Group::barrier(const CallOptions& options) { return validate_and_begin(Operation{}, options); }
+Work Group::barrier(const CallOptions& options) { return submit(Operation{}, options); }
 
 }  // namespace muster
