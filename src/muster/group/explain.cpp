@@ -24,15 +24,6 @@ std::string readable_time(double seconds) {
   return seconds < 1 ? fmt::format("{:.2f} ms", seconds * 1e3) : fmt::format("{:.2f} s", seconds);
 }
 
-CollectiveSpec flat(const Question& question) {
-  CollectiveSpec problem{.collective = question.collective, .rank = question.rank, .size = question.ranks};
-  problem.element_bytes = kElementBytes;
-  problem.root = question.root;
-  const size_t parts = kElementBytes * (is_in_blocks(question.collective) ? question.ranks : 1);
-  problem.count = question.collective == Collective::kBarrier ? 0 : (question.bytes + parts - 1) / parts;
-  return problem;
-}
-
 std::string candidates(const CollectiveSpec& problem) {
   std::string text;
   const Algorithm* chosen = choose(problem);
@@ -51,13 +42,11 @@ std::string candidates(const CollectiveSpec& problem) {
 }
 
 std::string steps_of(const Question& question, const CollectiveSpec& problem) {
-  const Schedule schedule = choose(problem)->schedule(problem);
+  Schedule schedule = choose(problem)->schedule(problem);
+  const size_t steps = schedule.steps.size(), shown = std::min(question.max_steps, steps);
+  schedule.steps.resize(shown);
   std::string text = to_string(schedule);
-  const size_t shown = std::min(question.max_steps, schedule.steps.size());
-  size_t end = 0;
-  for (size_t line = 0; line < shown; ++line) end = text.find('\n', end) + 1;
-  text.resize(end);
-  if (shown < schedule.steps.size()) text += fmt::format("... and {} more\n", schedule.steps.size() - shown);
+  if (shown < steps) text += fmt::format("... and {} more\n", steps - shown);
   const char* where = problem.size == question.ranks ? "rank" : "the node of rank";
   return fmt::format("steps of {} {}, with {} of scratch:\n{}", where, question.rank,
                      format_bytes(schedule.scratch_bytes), text);
@@ -85,13 +74,6 @@ std::string heading(const Question& question, const std::string& ways, bool meas
 
 std::string on_links(const Question& question) { return "links: " + (question.kind.empty() ? "tcp" : question.kind); }
 
-std::string over_links(const Question& question, const Tuning& tuning, int locals) {
-  CollectiveSpec problem = flat(question);
-  tuning.apply(problem, question.kind, locals);
-  return heading(question, on_links(question), tuning.machine.measured) + candidates(problem) +
-         steps_of(question, problem);
-}
-
 /// The chunks, waits, copies and steps of a form, as indented lines.
 std::string lines_of(const HostPlan& plan) {
   std::string text = "    ";
@@ -107,8 +89,7 @@ std::string lines_of(const HostPlan& plan) {
   return text;
 }
 
-std::string in_memory(const Question& question, const Tuning& tuning) {
-  const CollectiveSpec problem = flat(question);
+std::string in_memory(const Question& question, const Tuning& tuning, const CollectiveSpec& problem) {
   HostPlanInputs ask{.collective = question.collective,
                      .bytes = problem.count * kElementBytes,
                      .ranks = question.ranks,
@@ -128,9 +109,8 @@ std::string in_memory(const Question& question, const Tuning& tuning) {
   return text;
 }
 
-std::string in_levels(const Question& question, const Tuning& tuning, int locals) {
-  HierarchyPlan plan = plan_hierarchy(flat(question), locals, tuning.machine.cores);
-  tuning.apply(plan.across, question.kind, locals);
+std::string in_levels(const Question& question, const Tuning& tuning, const CollectiveSpec& problem, int locals) {
+  const HierarchyPlan plan = plan_hierarchy(problem, locals, tuning.machine.cores);
   const auto within = [&](const std::optional<HostPlanInputs>& part, double& seconds) -> std::string {
     if (!part) return {};
     const HostPlan form = plan_on_host(*part);
@@ -169,19 +149,25 @@ bool is_in_blocks(Collective collective) {
 
 Result<CollectiveSpec> spec_over_links(const Question& question, const Tuning& tuning) {
   MUSTER_TRY(check(question));
-  CollectiveSpec spec = flat(question);
+  const size_t parts = kElementBytes * (is_in_blocks(question.collective) ? question.ranks : 1);
+  CollectiveSpec spec{.collective = question.collective,
+                      .rank = question.rank,
+                      .size = question.ranks,
+                      .count = question.collective == Collective::kBarrier ? 0 : (question.bytes + parts - 1) / parts,
+                      .element_bytes = kElementBytes,
+                      .root = question.root};
   tuning.apply(spec, question.kind, question.ranks / question.nodes);
   return spec;
 }
 
 Result<std::string> explain(const Question& question, const Tuning& tuning) {
-  MUSTER_TRY(check(question));
+  MUSTER_ASSIGN(const CollectiveSpec spec, spec_over_links(question, tuning));
   const int locals = question.ranks / question.nodes;
-  if (locals > 1 && question.nodes == 1 && question.kind.empty()) return in_memory(question, tuning);
+  if (locals > 1 && question.nodes == 1 && question.kind.empty()) return in_memory(question, tuning, spec);
   if (locals > 1 && question.nodes > 1 && Hierarchy::has(question.collective)) {
-    return in_levels(question, tuning, locals);
+    return in_levels(question, tuning, spec, locals);
   }
-  return over_links(question, tuning, locals);
+  return heading(question, on_links(question), tuning.machine.measured) + candidates(spec) + steps_of(question, spec);
 }
 
 Result<Collective> collective_named(std::string_view wanted) {

@@ -1,6 +1,5 @@
 // Functions of Group that form new groups.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -37,11 +36,10 @@ GroupOptions inherited(const Group& parent) {
 Result<std::unique_ptr<Group>> form_among(Group& parent, Store& store, const std::vector<Rank>& ranks,
                                           const std::string& name) {
   const GroupSpec& self = parent.membership();
-  GroupSpec child;
-  child.rank = static_cast<Rank>(std::find(ranks.begin(), ranks.end(), self.rank) - ranks.begin());
-  child.size = static_cast<int>(ranks.size());
-  child.name = fmt::format("{}/{}", self.name, name);
-  child.generation = self.generation;
+  const GroupSpec child{.rank = static_cast<Rank>(std::ranges::find(ranks, self.rank) - ranks.begin()),
+                        .size = static_cast<int>(ranks.size()),
+                        .name = fmt::format("{}/{}", self.name, name),
+                        .generation = self.generation};
   return Group::form(store, child, inherited(parent));
 }
 
@@ -49,7 +47,7 @@ Result<std::unique_ptr<Group>> form_among(Group& parent, Store& store, const std
 
 Result<std::unique_ptr<Group>> Group::split(Store& store, const std::vector<Rank>& ranks, const std::string& name) {
   MUSTER_TRY(check_members(ranks, membership().size, "a part of a group names"));
-  if (std::find(ranks.begin(), ranks.end(), membership().rank) == ranks.end()) return nullptr;
+  if (std::ranges::count(ranks, membership().rank) == 0) return nullptr;
   return form_among(*this, store, ranks, name);
 }
 
@@ -75,7 +73,7 @@ Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Ran
   MUSTER_TRY(check_members(excluded, self.size, "shrinking excludes"));
   const std::set<Rank> out(excluded.begin(), excluded.end());
   if (out.empty()) return fail(ErrorCode::kInvalidArgument, "shrinking needs at least one rank to exclude");
-  if (out.count(self.rank) != 0) {
+  if (out.contains(self.rank)) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("rank {} is excluded; only the ranks that stay call shrink", self.rank));
   }
@@ -84,9 +82,9 @@ Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Ran
   }
   // The result is ignored: an operation that cannot succeed ends at its own deadline.
   (void)wait_for_pending(Deadline::after(timeout()));
-  std::vector<Rank> all(self.size), stay;
-  std::iota(all.begin(), all.end(), 0);
-  std::set_difference(all.begin(), all.end(), out.begin(), out.end(), std::back_inserter(stay));
+  std::vector<Rank> stay(self.size);
+  std::iota(stay.begin(), stay.end(), 0);
+  std::erase_if(stay, [&](Rank rank) { return out.contains(rank); });
   // The name contains a hash of the list. So ranks that exclude different ranks form different groups.
   return form_among(*this, store, stay, fmt::format("shrunk-{}-to-{:016x}", ++shrunk_, fnv1a(stay)));
 }

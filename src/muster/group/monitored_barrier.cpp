@@ -18,67 +18,50 @@ constexpr Duration kVerdictTime = std::chrono::seconds(2);
 
 int64_t milliseconds(Duration time) { return std::chrono::duration_cast<std::chrono::milliseconds>(time).count(); }
 
-class MonitoredBarrier {
- public:
-  MonitoredBarrier(Store& store, const GroupSpec& self, uint64_t number, Duration timeout)
-      : self_(self),
-        store_(prefix_store(fmt::format("muster/group/{}/{}/monitored", self.name, self.generation), store)),
-        number_(number),
-        timeout_(timeout) {}
+struct MonitoredBarrier {
+  const GroupSpec& self;
+  const std::unique_ptr<Store> store;  ///< the keys of all barriers of the group
+  const uint64_t number;
+  const Duration timeout;
 
-  Result<> lead(bool name_all) {
+  Result<> lead(bool name_all) const {
     std::vector<Key> keys;
-    for (Rank rank = 1; rank < self_.size; ++rank) keys.push_back(here(rank));
-    const auto come = store_->wait(keys, Deadline::after(timeout_));
+    for (Rank rank = 1; rank < self.size; ++rank) keys.push_back(here(rank));
+    const auto come = store->wait(keys, Deadline::after(timeout));
     if (!come && come.error().code != ErrorCode::kTimeout) return come;
     std::vector<Rank> missing;
-    if (!come) {
-      MUSTER_ASSIGN(missing, find_missing(name_all));
+    for (Rank rank = 1; !come && rank < self.size && (name_all || missing.empty()); ++rank) {
+      MUSTER_ASSIGN(const bool came, store->check({here(rank)}, Deadline::after(kVerdictTime)));
+      if (!came) missing.push_back(rank);
     }
-    const std::string verdict = missing.empty() ? "" : text(missing);
-    MUSTER_TRY(store_->set(key("verdict", number_), as_bytes(verdict), Deadline::after(kVerdictTime)));
+    std::string verdict;
+    if (!missing.empty()) {
+      verdict = fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms", missing.size() > 1 ? "s" : "",
+                            fmt::join(missing, ", "), milliseconds(timeout));
+    }
+    MUSTER_TRY(store->set(key("verdict", number), as_bytes(verdict), Deadline::after(kVerdictTime)));
     if (!missing.empty()) return fail(ErrorCode::kTimeout, verdict, missing.front());
-    for (const Key& arrival : keys) MUSTER_TRY(store_->delete_key(arrival, Deadline::after(kVerdictTime)));
+    for (const Key& arrival : keys) MUSTER_TRY(store->delete_key(arrival, Deadline::after(kVerdictTime)));
     // All ranks have arrived at this barrier, so all have read the previous verdict.
-    if (number_ > 1) MUSTER_TRY(store_->delete_key(key("verdict", number_ - 1), Deadline::after(kVerdictTime)));
+    if (number > 1) MUSTER_TRY(store->delete_key(key("verdict", number - 1), Deadline::after(kVerdictTime)));
     return {};
   }
 
-  Result<> follow() {
-    const Deadline deadline = Deadline::after(timeout_ + kVerdictTime);
-    MUSTER_TRY(store_->set(here(self_.rank), {}, deadline));
-    const auto verdict = store_->get(key("verdict", number_), deadline);
+  Result<> follow() const {
+    const Deadline deadline = Deadline::after(timeout + kVerdictTime);
+    MUSTER_TRY(store->set(here(self.rank), {}, deadline));
+    const auto verdict = store->get(key("verdict", number), deadline);
     if (verdict && verdict->empty()) return {};
     const std::string why = verdict ? to_string(ByteView(*verdict)) : verdict.error().message;
     return fail(ErrorCode::kTimeout,
                 fmt::format("Rank {} successfully reached monitoredBarrier, but received errors while waiting for "
                             "send/recv from rank 0: {}",
-                            self_.rank, why),
+                            self.rank, why),
                 0);
   }
 
- private:
   static Key key(const char* what, uint64_t number) { return fmt::format("{}/{}", number, what); }
-  Key here(Rank rank) const { return fmt::format("{}/here/{}", number_, rank); }
-
-  Result<std::vector<Rank>> find_missing(bool all) {
-    std::vector<Rank> missing;
-    for (Rank rank = 1; rank < self_.size && (all || missing.empty()); ++rank) {
-      MUSTER_ASSIGN(const bool came, store_->check({here(rank)}, Deadline::after(kVerdictTime)));
-      if (!came) missing.push_back(rank);
-    }
-    return missing;
-  }
-
-  std::string text(const std::vector<Rank>& missing) const {
-    return fmt::format("Rank{} {} failed to pass monitoredBarrier in {} ms", missing.size() > 1 ? "s" : "",
-                       fmt::join(missing, ", "), milliseconds(timeout_));
-  }
-
-  const GroupSpec& self_;
-  const std::unique_ptr<Store> store_;
-  const uint64_t number_;
-  const Duration timeout_;
+  Key here(Rank rank) const { return fmt::format("{}/here/{}", number, rank); }
 };
 
 }  // namespace
@@ -87,7 +70,8 @@ Result<> Group::monitored_barrier(Store& store, Duration timeout, bool name_all)
   const GroupSpec& self = membership();
   const uint64_t number = ++monitored_;
   if (self.size == 1) return {};
-  MonitoredBarrier barrier(store, self, number, timeout);
+  const std::string prefix = fmt::format("muster/group/{}/{}/monitored", self.name, self.generation);
+  const MonitoredBarrier barrier{self, prefix_store(prefix, store), number, timeout};
   if (self.rank != 0) return barrier.follow();
   if (timeout <= Duration::zero()) {
     return fail(ErrorCode::kTimeout,
