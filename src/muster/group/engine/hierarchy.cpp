@@ -59,10 +59,8 @@ Result<> Hierarchy::all_reduce(const Operation& operation, const Deadline& deadl
   const std::vector<Chunk> all = chunks(operation);
   for (size_t i = 0; i < all.size(); ++i) {
     const BufferView own = own_shards(operation.output, all[i]);
-    Operation here =
-        part(operation, Collective::kReduceScatter, slice(operation.output, all[i].offset, all[i].count), own);
-    here.counts = local_counts(all[i]);
-    MUSTER_TRY(on_host(std::move(here), deadline));
+    const BufferView tensor = slice(operation.output, all[i].offset, all[i].count);
+    MUSTER_TRY(on_host(part(operation, Collective::kReduceScatter, tensor, own, local_counts(all[i])), deadline));
     if (i > 0) MUSTER_TRY(end_across(deadline));
     queue_shards(operation, Collective::kAllReduce, own, all[i]);
     MUSTER_TRY(begin_across(deadline));
@@ -101,9 +99,7 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
     BufferView own = input;
     if (locals_ > 1) {
       own = scratch(bound(chunk, last_shard_) - bound(chunk, first_shard_), operation.call.dtype);
-      Operation here = part(operation, Collective::kReduceScatter, input, own);
-      here.counts = local_counts(chunk);
-      MUSTER_TRY(on_host(std::move(here), deadline));
+      MUSTER_TRY(on_host(part(operation, Collective::kReduceScatter, input, own, local_counts(chunk)), deadline));
     }
     queue_shards(operation, Collective::kReduce, own, chunk);
     MUSTER_TRY(begin_across(deadline));
@@ -125,19 +121,15 @@ Result<> Hierarchy::reduce(const Operation& operation, const Deadline& deadline)
 /// Sends each block to one rank of every other host. That rank passes it on to all ranks of its host.
 Result<> Hierarchy::all_gather(const Operation& operation, const Deadline& deadline) {
   for (int shard = first_shard_; shard < last_shard_; ++shard) {
-    Operation sub =
-        part(operation, Collective::kAllGather, shard == first_shard_ ? operation.input : none(operation.call.dtype),
-             blocks(operation, operation.output, shard, shard + 1));
-    sub.counts = block_counts(operation, shard);
-    queue(std::move(sub), shard);
+    const BufferView own = shard == first_shard_ ? operation.input : none(operation.call.dtype);
+    const BufferView all = blocks(operation, operation.output, shard, shard + 1);
+    waiting_.emplace_back(part(operation, Collective::kAllGather, own, all, block_counts(operation, shard)), shard);
   }
   MUSTER_TRY(begin_across(deadline));
   MUSTER_TRY(end_across(deadline));
-  Operation here =
-      part(operation, Collective::kAllGather, blocks(operation, operation.output, first_shard_, last_shard_),
-           blocks(operation, operation.output, 0, topology_.shards));
-  here.counts = shard_counts(operation);
-  return on_host(std::move(here), deadline);
+  const BufferView own = blocks(operation, operation.output, first_shard_, last_shard_);
+  const BufferView all = blocks(operation, operation.output, 0, topology_.shards);
+  return on_host(part(operation, Collective::kAllGather, own, all, shard_counts(operation)), deadline);
 }
 
 /// The reverse of all_gather: the ranks of each host reduce their shards, then each rank exchanges its shards with the
@@ -146,19 +138,16 @@ Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& d
   BufferView sums = blocks(operation, operation.input, first_shard_, last_shard_);
   if (locals_ > 1) {
     sums = scratch(sums.count(), operation.call.dtype);
-    Operation here =
-        part(operation, Collective::kReduceScatter, blocks(operation, operation.input, 0, topology_.shards), sums);
-    here.counts = shard_counts(operation);
-    MUSTER_TRY(on_host(std::move(here), deadline));
+    const BufferView all = blocks(operation, operation.input, 0, topology_.shards);
+    MUSTER_TRY(on_host(part(operation, Collective::kReduceScatter, all, sums, shard_counts(operation)), deadline));
   }
   size_t offset = 0;
   for (int shard = first_shard_; shard < last_shard_; ++shard) {
     std::vector<size_t> counts = block_counts(operation, shard);
     const size_t count = total(counts);
-    Operation sub = part(operation, Collective::kReduceScatter, slice(sums, offset, count),
-                         shard == first_shard_ ? operation.output : none(operation.call.dtype));
-    sub.counts = std::move(counts);
-    queue(std::move(sub), shard);
+    const BufferView own = shard == first_shard_ ? operation.output : none(operation.call.dtype);
+    waiting_.emplace_back(
+        part(operation, Collective::kReduceScatter, slice(sums, offset, count), own, std::move(counts)), shard);
     offset += count;
   }
   MUSTER_TRY(begin_across(deadline));
@@ -168,7 +157,7 @@ Result<> Hierarchy::reduce_scatter(const Operation& operation, const Deadline& d
 Result<> Hierarchy::barrier(const Operation& operation, const Deadline& deadline) {
   MUSTER_TRY(on_host(operation, deadline));
   if (first_shard_ == 0 && last_shard_ > 0) {
-    queue(operation, 0);
+    waiting_.emplace_back(operation, 0);
     MUSTER_TRY(begin_across(deadline));
     MUSTER_TRY(end_across(deadline));
   }
@@ -251,17 +240,17 @@ BufferView Hierarchy::blocks(const Operation& operation, const BufferView& whole
 
 // ---- the two levels
 
-Operation Hierarchy::part(const Operation& whole, Collective collective, BufferView input, BufferView output) const {
-  Operation operation;
-  operation.call = whole.call;
-  operation.call.collective = collective;
-  operation.call.root = 0;
-  operation.parent = &whole.reported_call();
-  const bool sums = whole.call.op == ReduceOp::kAverage || whole.call.op == ReduceOp::kPremulSum;
-  if (sums) operation.call.op = ReduceOp::kSum;
-  operation.input = std::move(input);
-  operation.output = std::move(output);
-  return operation;
+Operation Hierarchy::part(const Operation& whole, Collective collective, BufferView input, BufferView output,
+                          std::vector<size_t> counts) const {
+  Call call = whole.call;
+  call.collective = collective;
+  call.root = 0;
+  if (call.op == ReduceOp::kAverage || call.op == ReduceOp::kPremulSum) call.op = ReduceOp::kSum;
+  return {.call = call,
+          .input = std::move(input),
+          .output = std::move(output),
+          .counts = std::move(counts),
+          .parent = &whole.reported_call()};
 }
 
 Result<> Hierarchy::on_host(Operation operation, const Deadline& deadline) {
@@ -272,10 +261,9 @@ Result<> Hierarchy::on_host(Operation operation, const Deadline& deadline) {
 
 /// Each rank of this host sends its shards of the chunk to the other ranks of the host.
 Result<> Hierarchy::all_gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline) {
-  Operation here = part(whole, Collective::kAllGather, own_shards(whole.output, chunk),
-                        slice(whole.output, chunk.offset, chunk.count));
-  here.counts = local_counts(chunk);
-  return on_host(std::move(here), deadline);
+  const BufferView tensor = slice(whole.output, chunk.offset, chunk.count);
+  const BufferView own = own_shards(whole.output, chunk);
+  return on_host(part(whole, Collective::kAllGather, own, tensor, local_counts(chunk)), deadline);
 }
 
 /// Queues this rank's shards of the chunk, `own`, for the exchange between hosts.
@@ -287,11 +275,9 @@ void Hierarchy::queue_shards(const Operation& whole, Collective collective, cons
     const BufferView tensor = slice(own, from - begin, to - from);
     Operation sub = part(whole, collective, tensor, tensor);
     sub.call.root = has_root(collective) ? topology_.host_of[whole.call.root] : 0;
-    queue(std::move(sub), shard);
+    waiting_.emplace_back(std::move(sub), shard);
   }
 }
-
-void Hierarchy::queue(Operation operation, int shard) { waiting_.emplace_back(std::move(operation), shard); }
 
 Result<> Hierarchy::begin_across(const Deadline& deadline) {
   if (waiting_.empty()) return {};

@@ -62,11 +62,11 @@ class Hierarchy {
   Result<> reduce_scatter(const Operation& operation, const Deadline& deadline);
   Result<> barrier(const Operation& operation, const Deadline& deadline);
 
-  Operation part(const Operation& whole, Collective collective, BufferView input, BufferView output) const;
+  Operation part(const Operation& whole, Collective collective, BufferView input, BufferView output,
+                 std::vector<size_t> counts = {}) const;
   Result<> on_host(Operation operation, const Deadline& deadline);
   Result<> all_gather_chunk(const Operation& whole, const Chunk& chunk, const Deadline& deadline);
   void queue_shards(const Operation& whole, Collective collective, const BufferView& own, const Chunk& chunk);
-  void queue(Operation operation, int shard);
   Result<> begin_across(const Deadline& deadline);
   Result<> end_across(const Deadline& deadline);
   BufferView scratch(size_t count, Dtype dtype);
