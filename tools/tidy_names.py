@@ -16,7 +16,7 @@ RETIRED: dict[str, dict[str, str]] = {
         "CoreKeeper": "CpuMigrator",
         "Extent": "CostInputs",
         "Linker": "LinkTable",
-        "MessageOffice": "P2pDelegate",
+        "MessageOffice": "P2pEngine",
         "Messenger": "P2pEngine",
         "NodeMember": "RendezvousClient",
         "Passage": "ScheduleRunner",

@@ -50,7 +50,7 @@ class P2pAlone : public testing::TestWithParam<Transport> {
   }
   /// Sends the header of a message of `bytes` bytes, and as much of its payload as `data` contains.
   void send_message(uint32_t tag, size_t bytes, const Floats& data) {
-    const auto header = encode(MessageHeader{MessageKind::kEager, tag, 0, bytes, 0, Dtype::kFloat32});
+    const auto header = encode({.kind = MessageKind::kEager, .dtype = Dtype::kFloat32, .tag = tag, .bytes = bytes});
     const ConstSegment parts[] = {{header.data(), header.size()}, {data.data(), data.size() * sizeof(float)}};
     bool sent = false;
     link_->send(parts, [&](const Result<>& result) { sent = result.has_value(); });

@@ -5,29 +5,48 @@
 #include <memory>
 #include <vector>
 
-#include "muster/group/p2p/message_operation.h"
 #include "muster/group/p2p/wire.h"
+#include "muster/group/work_state.h"
 #include "muster/transport/fifo.h"
 #include "muster/transport/link.h"
 
 namespace muster {
 
-class MessageChannel;
+class P2pEngine;
+
+/// A send or a receive: its Work and its progress. Shared by the caller's Work and the P2P engine. The engine's lock
+/// guards the fields below.
+struct MessageOperation : Work::State {
+  bool receives = false;
+  Rank peer = kNoRank;  ///< a receive may have kAnyRank; `source` is the sender once the receive is matched
+  uint32_t tag = 0;
+  BufferView data;
+  Deadline deadline = Deadline::after(Duration::zero());
+
+  bool over = false;     ///< finished; `data` must not be touched any more
+  bool matched = false;  ///< the message and its receive are matched, and bytes may be moving
+  size_t moved = 0;      ///< bytes sent or received so far
+  uint64_t id = 0;       ///< message id, once the message is announced
+  bool copied = false;   ///< a send that was finished before it had a link; `copy` holds its bytes
+  Bytes copy;
+  size_t pending_index = 0;  ///< index in the engine's list of pending operations
+
+  /// Example: "receive from rank 3 with tag 7 (float32[12])".
+  std::string to_string() const;
+};
+using MessagePtr = std::shared_ptr<MessageOperation>;
+
+/// The parts of `data` in [offset, offset + bytes).
+template <class AnySegment>
+std::vector<AnySegment> segments_of(const BufferView& data, size_t offset, size_t bytes) {
+  std::vector<AnySegment> segments;
+  data.visit(offset, bytes, [&](uint8_t* at, size_t length) { segments.push_back({at, length}); });
+  return segments;
+}
 
 /// The maximum number of messages from one rank to another that are announced and not received yet. Both ends refuse
 /// more.
 inline constexpr size_t kMaxRequests = 1 << 16;
-
-/// The interface of the P2P engine towards its channels. Both functions are called with the engine's lock held.
-class P2pDelegate {
- public:
-  virtual void finish(const MessagePtr& operation, Result<> result) = 0;
-  /// Changes the number of messages that count as sent but are not written to a link yet.
-  virtual void on_copied(int change) = 0;
-
- protected:
-  ~P2pDelegate() = default;
-};
 
 /// One end of a link that carries the messages of one rank to another (wire.cpp). The engine's link table owns the link
 /// and reports when it closes. Not thread-safe: guarded by the engine's lock.
@@ -42,7 +61,7 @@ class MessageChannel {
   void detach() { detached_ = true; }
 
  protected:
-  MessageChannel(P2pDelegate& delegate, Rank peer) : delegate_(delegate), peer_(peer) {}
+  MessageChannel(P2pEngine& engine, Rank peer) : engine_(engine), peer_(peer) {}
 
   bool is_open() const { return link_ != nullptr && link_->is_open(); }
   void begin(Link& link);
@@ -57,7 +76,7 @@ class MessageChannel {
   /// Closes the link, because the peer violates the protocol.
   void reject(const std::string& what);
 
-  P2pDelegate& delegate_;
+  P2pEngine& engine_;
 
  private:
   /// Owns a header until it is written, because the link refers to its memory.

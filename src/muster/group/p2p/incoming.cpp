@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
+#include "muster/group/p2p/p2p_engine.h"
+
 namespace muster {
+
 void IncomingMessages::handle(const MessageHeader& header) {
   switch (header.kind) {
     case MessageKind::kEager:
@@ -33,7 +35,7 @@ void IncomingMessages::on_eager(const MessageHeader& header) {
   receive->matched = true;
   receive->source = peer();
   read_payload(segments_of<Segment>(receive->data, 0, header.bytes), [this, receive] {
-    delegate_.finish(receive, {});
+    engine_.finish(receive, {});
     read_header();
   });
 }
@@ -65,7 +67,7 @@ void IncomingMessages::deliver(UnexpectedMessage& message, const MessagePtr& rec
   release_credit(message.header);
   if (!matches(message.header, receive)) return;
   receive->data.write(0, message.payload.data(), message.payload.size());
-  delegate_.finish(receive, {});
+  engine_.finish(receive, {});
 }
 
 /// Returns true if the message has the length and the dtype of the receive. Otherwise fails the receive.
@@ -77,7 +79,7 @@ bool IncomingMessages::matches(const MessageHeader& header, const MessagePtr& re
                                                      name(header.dtype), header.tag, name(receive->data.dtype()))
                                        : fmt::format("rank {} sent {} bytes with tag {}, the receive takes {}", peer(),
                                                      header.bytes, header.tag, receive->data.bytes());
-  delegate_.finish(receive, fail(ErrorCode::kMismatch, what, peer()));
+  engine_.finish(receive, fail(ErrorCode::kMismatch, what, peer()));
   return false;
 }
 
@@ -95,17 +97,21 @@ void IncomingMessages::on_request_to_send(const MessageHeader& header) {
 void IncomingMessages::answer(const MessageHeader& request, const MessagePtr& receive) {
   if (!matches(request, receive)) {
     --requests_;
-    return write({MessageKind::kReject, 0, request.id, receive->data.bytes(), take_credit(), receive->data.dtype()});
+    return write({.kind = MessageKind::kReject,
+                  .dtype = receive->data.dtype(),
+                  .id = request.id,
+                  .bytes = receive->data.bytes(),
+                  .credit = take_credit()});
   }
   if (request.bytes == 0) {
     --requests_;
-    delegate_.finish(receive, {});
+    engine_.finish(receive, {});
   } else {
     receive->matched = true;
     receive->id = request.id;
     cleared_.emplace(request.id, receive);
   }
-  write({MessageKind::kClearToSend, 0, request.id, 0, take_credit()});
+  write({.kind = MessageKind::kClearToSend, .id = request.id, .credit = take_credit()});
 }
 
 void IncomingMessages::on_data(const MessageHeader& header) {
@@ -119,7 +125,7 @@ void IncomingMessages::on_data(const MessageHeader& header) {
     if (receive->moved == receive->data.bytes()) {
       cleared_.erase(receive->id);
       --requests_;
-      delegate_.finish(receive, {});
+      engine_.finish(receive, {});
     }
     read_header();
   });

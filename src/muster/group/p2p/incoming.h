@@ -23,14 +23,12 @@ using MessageMatcher = Matcher<MessagePtr, UnexpectedPtr>;
 /// The messages of one other rank to this rank.
 class IncomingMessages final : public MessageChannel {
  public:
-  IncomingMessages(P2pDelegate& delegate, MessageMatcher& matcher, Rank from)
-      : MessageChannel(delegate, from), matcher_(matcher) {}
+  IncomingMessages(P2pEngine& engine, MessageMatcher& matcher, Rank from)
+      : MessageChannel(engine, from), matcher_(matcher) {}
 
   void open(Link& link) { begin(link); }
   /// Gives one of this channel's unexpected messages to its receive.
   void deliver(UnexpectedMessage& message, const MessagePtr& receive);
-  /// True if the rest of the message is lost when the channel ends.
-  static bool is_cut_off(const UnexpectedPtr& message) { return !message->complete; }
 
  private:
   void handle(const MessageHeader& header) override;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -32,8 +31,8 @@ class Matcher {
   /// Returns the receive that takes the message, and removes it. Returns null if no receive matches; the message is
   /// then kept as unexpected.
   Receive arrive(Rank from, uint32_t tag, Message message) {
-    const auto own = first_receive(key(from, tag));
-    const auto any = first_receive(key(kAnyRank, tag));
+    const auto own = receives_.find(key(from, tag));
+    const auto any = receives_.find(key(kAnyRank, tag));
     if (own == receives_.end() && any == receives_.end()) {
       messages_[tag][from].push({++clock_, std::move(message)});
       return nullptr;
@@ -73,8 +72,6 @@ class Matcher {
 
   static uint64_t key(Rank from, uint32_t tag) { return uint64_t{tag} << 32 | static_cast<uint32_t>(from); }
 
-  typename Receives::iterator first_receive(uint64_t key) { return receives_.find(key); }
-
   /// Pops the first item of a bin and erases the bin if it becomes empty. So a bin is never empty, and front() is safe.
   template <class Bins>
   static auto pop(Bins& bins, typename Bins::iterator bin) {
@@ -86,14 +83,9 @@ class Matcher {
   Message take(Rank from, uint32_t tag) {
     const auto senders = messages_.find(tag);
     if (senders == messages_.end()) return nullptr;
-    auto bin = senders->second.end();
-    if (from != kAnyRank) {
-      bin = senders->second.find(from);
-    } else {
-      bin = std::min_element(senders->second.begin(), senders->second.end(), [](const auto& a, const auto& b) {
-        return a.second.front().when < b.second.front().when;
-      });
-    }
+    const auto arrival = [](const auto& sender) { return sender.second.front().when; };
+    const auto bin =
+        from == kAnyRank ? std::ranges::min_element(senders->second, {}, arrival) : senders->second.find(from);
     if (bin == senders->second.end()) return nullptr;
     Message message = pop(senders->second, bin);
     if (senders->second.empty()) messages_.erase(senders);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "muster/group/p2p/p2p_engine.h"
+
 namespace muster {
 namespace {
 
@@ -19,7 +21,7 @@ bool is_short(const MessageOperation& operation) { return operation.data.bytes()
 
 void OutgoingMessages::send(const MessagePtr& operation) {
   if (waiting_.size() + announced_.size() >= kMaxRequests) {
-    return delegate_.finish(
+    return engine_.finish(
         operation,
         fail(ErrorCode::kResourceExhausted,
              fmt::format("{} messages to rank {} wait to be received; wait for some", kMaxRequests, peer()), peer()));
@@ -32,11 +34,11 @@ void OutgoingMessages::send(const MessagePtr& operation) {
   operation->copy.resize(operation->data.bytes());
   operation->data.read(0, operation->copy.data(), operation->copy.size());
   ++copies_;
-  delegate_.on_copied(1);
-  delegate_.finish(operation, {});
+  engine_.on_copied(1);
+  engine_.finish(operation, {});
 }
 
-void OutgoingMessages::drop_copies() { delegate_.on_copied(-std::exchange(copies_, 0)); }
+void OutgoingMessages::drop_copies() { engine_.on_copied(-std::exchange(copies_, 0)); }
 
 void OutgoingMessages::abandon() {
   detach();
@@ -59,23 +61,27 @@ void OutgoingMessages::start(const MessagePtr& operation) {
   }
   operation->id = ++last_id_;
   announced_.emplace(operation->id, operation);
-  write({MessageKind::kRequestToSend, operation->tag, operation->id, operation->data.bytes(), 0,
-         operation->data.dtype()});
+  write({.kind = MessageKind::kRequestToSend,
+         .dtype = operation->data.dtype(),
+         .tag = operation->tag,
+         .id = operation->id,
+         .bytes = operation->data.bytes()});
 }
 
 void OutgoingMessages::send_eagerly(const MessagePtr& operation) {
   const size_t bytes = operation->data.bytes();
-  const MessageHeader header{MessageKind::kEager, operation->tag, 0, bytes, 0, operation->data.dtype()};
+  const MessageHeader header{
+      .kind = MessageKind::kEager, .dtype = operation->data.dtype(), .tag = operation->tag, .bytes = bytes};
   if (operation->copied) {
     const ConstSegment payload{operation->copy.data(), bytes};
     return write(header, {&payload, 1}, [this, operation] {
       if (copies_ == 0) return;
       --copies_;
-      delegate_.on_copied(-1);
+      engine_.on_copied(-1);
     });
   }
   write(header, segments_of<ConstSegment>(operation->data, 0, bytes),
-        [this, operation] { delegate_.finish(operation, {}); });
+        [this, operation] { engine_.finish(operation, {}); });
 }
 
 void OutgoingMessages::handle(const MessageHeader& header) {
@@ -94,7 +100,7 @@ void OutgoingMessages::handle(const MessageHeader& header) {
 void OutgoingMessages::on_clear_to_send(const MessagePtr& operation) {
   if (operation->data.bytes() == 0) {
     announced_.erase(operation->id);
-    return delegate_.finish(operation, {});
+    return engine_.finish(operation, {});
   }
   operation->matched = true;
   cleared_.push(operation);
@@ -108,7 +114,7 @@ void OutgoingMessages::on_reject(const MessagePtr& operation, const MessageHeade
       wanted.bytes == operation->data.bytes()
           ? fmt::format("the message is {}, rank {} receives {}", name(dtype), peer(), name(wanted.dtype))
           : fmt::format("the message has {} bytes, rank {} receives {}", operation->data.bytes(), peer(), wanted.bytes);
-  delegate_.finish(operation, fail(ErrorCode::kMismatch, fmt::format("{} with tag {}", what, operation->tag), peer()));
+  engine_.finish(operation, fail(ErrorCode::kMismatch, fmt::format("{} with tag {}", what, operation->tag), peer()));
 }
 
 /// Sends the next piece of the first message that is cleared to send. Only one piece is in flight at a time.
@@ -116,13 +122,13 @@ void OutgoingMessages::send_next_piece() {
   const MessagePtr& operation = cleared_.front();
   const size_t bytes = std::min(kPieceBytes, operation->data.bytes() - operation->moved);
   const auto payload = segments_of<ConstSegment>(operation->data, operation->moved, bytes);
-  write({MessageKind::kData, 0, operation->id, bytes, 0}, payload, [this, bytes] {
+  write({.kind = MessageKind::kData, .id = operation->id, .bytes = bytes}, payload, [this, bytes] {
     const MessagePtr current = cleared_.front();
     current->moved += bytes;
     if (current->moved == current->data.bytes()) {
       cleared_.pop();
       announced_.erase(current->id);
-      delegate_.finish(current, {});
+      engine_.finish(current, {});
     }
     if (!cleared_.empty()) send_next_piece();
   });

@@ -11,7 +11,7 @@ namespace muster {
 /// credit. The receiver answers clear to send (CTS) or reject.
 class OutgoingMessages final : public MessageChannel {
  public:
-  OutgoingMessages(P2pDelegate& delegate, Rank to) : MessageChannel(delegate, to) {}
+  OutgoingMessages(P2pEngine& engine, Rank to) : MessageChannel(engine, to) {}
   ~OutgoingMessages() override { drop_copies(); }
 
   /// Without a link, short messages within the window are copied and count as sent. Other messages wait for the link.

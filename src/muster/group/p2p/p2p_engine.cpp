@@ -18,17 +18,13 @@ constexpr size_t kMaxProbes = 32;
 /// The messages have their own deadlines, so the dial has practically none.
 constexpr Duration kDialTime = std::chrono::hours(24);
 
-/// A refused connection is not retried: every rank listened when the group formed, so the rank has left or died.
-LinkIdentity without_retry(LinkIdentity self) {
-  self.retry_refused = false;
-  return self;
-}
-
 }  // namespace
 
 Result<std::shared_ptr<P2pEngine>> P2pEngine::create(LinkIdentity self, int tcp_streams) {
   MUSTER_ASSIGN(auto loop, Loop::create());
-  return std::shared_ptr<P2pEngine>(new P2pEngine(without_retry(std::move(self)), tcp_streams, std::move(loop)));
+  // A refused connection is not retried: every rank listened when the group formed, so the rank has left or died.
+  self.retry_refused = false;
+  return std::shared_ptr<P2pEngine>(new P2pEngine(std::move(self), tcp_streams, std::move(loop)));
 }
 
 P2pEngine::P2pEngine(LinkIdentity self, int tcp_streams, std::unique_ptr<Loop> loop)
@@ -100,9 +96,8 @@ Result<MessagePtr> P2pEngine::begin_operation(bool receives, BufferView data, Ra
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}: a rank cannot send to itself; copy the tensor", operation->to_string()));
   }
-  if (failure_) return tl::unexpected(failure_->in(operation->to_string()));
-  if (!receives) {
-    if (const auto why = send_failure(peer)) return tl::unexpected(why->in(operation->to_string()));
+  if (const auto why = receives ? failure_ : send_failure(peer)) {
+    return tl::unexpected(why->in(operation->to_string()));
   }
   operation->deadline = Deadline::after(options.timeout);
   operation->driver = shared_from_this();
@@ -199,7 +194,7 @@ std::optional<Error> P2pEngine::receive_failure(Rank from) const {
 OutgoingMessages& P2pEngine::channel_to(Rank rank) {
   auto& channel = outgoing_[rank];
   if (!channel) {
-    channel = std::make_unique<OutgoingMessages>(static_cast<P2pDelegate&>(*this), rank);
+    channel = std::make_unique<OutgoingMessages>(*this, rank);
     links_->dial(rank, Deadline::after(kDialTime));
     links_->monitor_process(rank);
   }
@@ -210,7 +205,7 @@ void P2pEngine::on_linked(Rank rank, LinkTable::Side side, Link& link) {
   if (side == LinkTable::Side::kDialed) return outgoing_[rank]->open(link);
   links_->monitor_process(rank);
   auto& channel = incoming_[rank];
-  channel = std::make_unique<IncomingMessages>(static_cast<P2pDelegate&>(*this), matcher_, rank);
+  channel = std::make_unique<IncomingMessages>(*this, matcher_, rank);
   channel->open(link);
 }
 
@@ -285,7 +280,7 @@ void P2pEngine::on_departure(Rank rank, const Error& why) {
 /// Ends the receives from a rank that cannot send any more.
 void P2pEngine::end_receives(Rank rank) {
   departed_.at(rank).drained = true;
-  matcher_.forget(rank, IncomingMessages::is_cut_off);
+  matcher_.forget(rank, [](const UnexpectedPtr& message) { return !message->complete; });  // their rest is lost
   const Error why = *receive_failure(rank);
   const auto all_left = receive_failure(kAnyRank);
   const std::vector<MessagePtr> pending = pending_;

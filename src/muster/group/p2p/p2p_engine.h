@@ -26,10 +26,7 @@ inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 /// If a receive gets no message before its deadline, or does not fit its message, only this operation fails (and the
 /// send of a long message that does not fit). Any other failure (a lost peer, a message that is stuck half-way) ends
 /// all operations and is reported to the peers.
-class P2pEngine final : public WorkDriver,
-                        public std::enable_shared_from_this<P2pEngine>,
-                        private P2pDelegate,
-                        private P2pDriver::Client {
+class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P2pEngine>, private P2pDriver::Client {
  public:
   /// Called once, without a lock held, after `why` has ended all operations.
   using FailureHandler = std::function<void(const Error& why)>;
@@ -57,6 +54,11 @@ class P2pEngine final : public WorkDriver,
 
   void drive(Work::State& state, const Deadline& deadline) override;
 
+  // The channels call the functions below, with the lock held.
+  void finish(const MessagePtr& operation, Result<> result);
+  /// Changes the number of messages that count as sent but are not written to a link yet.
+  void on_copied(int change) { copies_ += change; }
+
  private:
   using Lock = P2pDriver::Lock;
   /// A rank that has left.
@@ -67,9 +69,6 @@ class P2pEngine final : public WorkDriver,
 
   P2pEngine(LinkIdentity self, int tcp_streams, std::unique_ptr<Loop> loop);
 
-  // P2pDelegate
-  void finish(const MessagePtr& operation, Result<> result) override;
-  void on_copied(int change) override { copies_ += change; }
   // P2pDriver::Client
   bool has_work() const override { return !failure_ && (!pending_.empty() || copies_ > 0); }
   void expire() override;

@@ -43,36 +43,18 @@ bool fits(const MessageHeader& header) {
 
 }  // namespace
 
-std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header) {
-  std::array<uint8_t, kMessageHeaderBytes> bytes{};
-  bytes[0] = static_cast<uint8_t>(header.kind);
-  bytes[1] = static_cast<uint8_t>(header.dtype);
-  std::memcpy(&bytes[4], &header.tag, sizeof header.tag);  // every supported machine is little-endian
-  std::memcpy(&bytes[8], &header.id, sizeof header.id);
-  std::memcpy(&bytes[16], &header.bytes, sizeof header.bytes);
-  std::memcpy(&bytes[24], &header.credit, sizeof header.credit);
-  return bytes;
-}
-
 Result<MessageHeader> parse_message_header(ByteView bytes) {
-  Reader reader(bytes);
+  MUSTER_ASSIGN(const ByteView raw, Reader(bytes).get_raw(kMessageHeaderBytes));
   MessageHeader header;
-  MUSTER_ASSIGN(const uint8_t kind, reader.get<uint8_t>());
-  MUSTER_ASSIGN(const uint8_t dtype, reader.get<uint8_t>());
-  MUSTER_ASSIGN(const uint16_t zero, reader.get<uint16_t>());
-  MUSTER_ASSIGN(header.tag, reader.get<uint32_t>());
-  MUSTER_ASSIGN(header.id, reader.get<uint64_t>());
-  MUSTER_ASSIGN(header.bytes, reader.get<uint64_t>());
-  MUSTER_ASSIGN(header.credit, reader.get<uint64_t>());
+  std::memcpy(&header, raw.data(), sizeof(header));
+  const auto kind = static_cast<unsigned>(header.kind), dtype = static_cast<unsigned>(header.dtype);
   if (kind == 0 || kind >= std::size(kFields)) {
     return fail(ErrorCode::kProtocol, fmt::format("a message header has the unknown kind {}", kind));
   }
   if (dtype >= kDtypeCount) {
     return fail(ErrorCode::kProtocol, fmt::format("a message header has the unknown dtype {}", dtype));
   }
-  header.kind = static_cast<MessageKind>(kind);
-  header.dtype = static_cast<Dtype>(dtype);
-  if (zero != 0 || !fits(header)) {
+  if (header.zero != 0 || !fits(header)) {
     return fail(ErrorCode::kProtocol, "a message header has fields that its kind does not use");
   }
   if (header.kind == MessageKind::kEager && header.bytes > kEagerBytes) {

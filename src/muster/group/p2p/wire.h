@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 
 #include "muster/base/bytes.h"
 #include "muster/base/dtype.h"
@@ -24,16 +25,21 @@ inline constexpr size_t kEagerBytes = size_t{32} << 10;
 /// The maximum bytes of eager messages from one sender, including headers, that a receiver may have to keep.
 inline constexpr size_t kEagerWindow = size_t{1} << 20;
 
+/// The bytes of a header on the wire, because every supported machine is little-endian.
 struct MessageHeader {
   MessageKind kind = MessageKind::kEager;
+  Dtype dtype = Dtype::kUint8;
+  uint16_t zero = 0;
   uint32_t tag = 0;
   uint64_t id = 0;
   uint64_t bytes = 0;
   uint64_t credit = 0;  ///< bytes of the window that the receiver gives back
-  Dtype dtype = Dtype::kUint8;
 };
+static_assert(sizeof(MessageHeader) == kMessageHeaderBytes);
 
-std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header);
+inline std::array<uint8_t, kMessageHeaderBytes> encode(const MessageHeader& header) {
+  return std::bit_cast<std::array<uint8_t, kMessageHeaderBytes>>(header);
+}
 /// Returns kProtocol if the bytes are not a valid header. Ignores bytes after the first 32.
 Result<MessageHeader> parse_message_header(ByteView bytes);
 
