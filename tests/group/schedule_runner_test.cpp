@@ -40,8 +40,7 @@ TEST(ScheduleRunner, TakesTheRequestedAlgorithm) {
   const auto plan_with = [](const char* wanted) {
     Tuning tuning;
     tuning.wanted = parse_wanted(wanted).value();
-    ScheduleRunner schedule_runner;
-    schedule_runner.choose_by(tuning, "tcp", 1);
+    ScheduleRunner schedule_runner(tuning);
     return to_string(**schedule_runner.plan(all_reduce_of(1 << 14), 0, 4));
   };
   EXPECT_NE(plan_with("all_reduce=ring"), plan_with("all_reduce=recursive_doubling"));

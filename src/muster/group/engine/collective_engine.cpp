@@ -47,6 +47,7 @@ CollectiveEngine::CollectiveEngine(Mesh mesh, const GroupSpec& spec)
       detector_(*mesh_.loop, *mesh_.link_table),
       diagnosis_(spec_, mesh_.members, group_id(), fingerprint_check_enabled(), detector_),
       links_(spec.size),
+      schedule_runner_(runner_for(mesh_)),
       all_ranks_(spec.size) {
   std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   const auto linked = [this](Rank rank, LinkTable::Side, Link& link) {
@@ -55,7 +56,6 @@ CollectiveEngine::CollectiveEngine(Mesh mesh, const GroupSpec& spec)
   };
   const auto lost = [this](Rank rank, const Error& why) { detector_.on_lost(rank, why); };
   mesh_.link_table->set_events({linked, lost, nullptr});
-  choose_link_cost();
 }
 
 CollectiveEngine::~CollectiveEngine() { shut_down(leave_reason()); }
@@ -86,11 +86,8 @@ Result<> CollectiveEngine::run(const Operation& operation, const Deadline& deadl
 /// For MUSTER_DEBUG=detail. The all_gather has the same shape for every call, so it works even if the calls differ.
 Result<> CollectiveEngine::compare_calls(const Operation& operation, const Deadline& deadline) {
   return check_fingerprints(operation, mesh_.members, spec_.rank, [&](const BufferView& own, const BufferView& all) {
-    Operation gather;
-    gather.call = {Collective::kAllGather, Dtype::kUint8, ReduceOp::kSum, 0, own.count(), 0, operation.call.sequence};
-    gather.input = own;
-    gather.output = all;
-    return dispatch(gather, deadline);
+    const Call gather{.collective = Collective::kAllGather, .count = own.count(), .sequence = operation.call.sequence};
+    return dispatch({gather, own, all}, deadline);
   });
 }
 
@@ -170,10 +167,6 @@ Result<> CollectiveEngine::connect(const std::vector<Rank>& ranks, const Deadlin
 }
 
 // ---- the host communicator, whose ranks count from 0 on each host
-
-const std::vector<Rank>& CollectiveEngine::host_ranks() const {
-  return mesh_.topology.hosts[mesh_.topology.host_of[spec_.rank]];
-}
 
 /// The host communicator calls this while it waits for `awaited`, a rank of the group.
 Result<> CollectiveEngine::watch(Rank awaited) {

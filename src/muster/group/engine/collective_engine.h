@@ -49,7 +49,7 @@ class CollectiveEngine {
   Result<> join_host_comm(std::shared_ptr<Arena> arena);
   void drop_host_comm(const std::string& why);
   Result<bool> all_agree(bool yes, const Deadline& deadline);
-  void choose_link_cost();
+  static ScheduleRunner runner_for(const Mesh& mesh);
   Hierarchy::Levels levels();
 
   Result<> compare_calls(const Operation& operation, const Deadline& deadline);
@@ -60,7 +60,7 @@ class CollectiveEngine {
                           const Deadline& deadline);
   Result<> finish_schedule(const Deadline& deadline);
   Result<> connect(const std::vector<Rank>& ranks, const Deadline& deadline);
-  const std::vector<Rank>& host_ranks() const;
+  const std::vector<Rank>& host_ranks() const { return mesh_.topology.host_ranks(spec_.rank); }
   Result<> watch(Rank awaited);
   Error host_comm_error(Error error);
   Error report_of_failed_rank(Rank host_rank);

@@ -85,9 +85,8 @@ void CollectiveEngine::drop_host_comm(const std::string& why) {
 /// a group of any size has.
 Result<bool> CollectiveEngine::all_agree(bool yes, const Deadline& deadline) {
   int32_t vote = yes ? 1 : 0;
-  Operation operation;
-  operation.call = Call{Collective::kAllReduce, Dtype::kInt32, ReduceOp::kMin, 0, 1};
-  operation.input = operation.output = {&vote, 1, Dtype::kInt32};
+  const BufferView tensor(&vote, 1, Dtype::kInt32);
+  const Operation operation{{Collective::kAllReduce, Dtype::kInt32, ReduceOp::kMin, 0, 1}, tensor, tensor};
   schedule_runner_.follow(vote_along_tree(spec_, sizeof(vote)));
   schedule_runner_.begin(operation, links_);
   auto result = finish_schedule(deadline);
@@ -97,17 +96,17 @@ Result<bool> CollectiveEngine::all_agree(bool yes, const Deadline& deadline) {
 }
 
 /// Uses only facts that all ranks know about each other, so that all ranks choose the same algorithms.
-void CollectiveEngine::choose_link_cost() {
+ScheduleRunner CollectiveEngine::runner_for(const Mesh& mesh) {
   std::map<std::string, int> hosts;
   bool local = true;
-  for (const RankInfo& member : mesh_.members) {
+  for (const RankInfo& member : mesh.members) {
     ++hosts[member.domain];
     local = local && !member.local_address.empty();
   }
   int max_ranks = 1;
   for (const auto& [domain, ranks] : hosts) max_ranks = std::max(max_ranks, ranks);
-  const char* kind = hosts.size() > 1 || !local ? "tcp" : mesh_.members[0].shares_memory ? "shm" : "unix";
-  schedule_runner_.choose_by(mesh_.tuning, kind, max_ranks);
+  const char* kind = hosts.size() > 1 || !local ? "tcp" : mesh.members[0].shares_memory ? "shm" : "unix";
+  return ScheduleRunner(mesh.tuning, kind, max_ranks);
 }
 
 Hierarchy::Levels CollectiveEngine::levels() {

@@ -31,12 +31,6 @@ auto shape(Spec& spec) {
 
 }  // namespace
 
-void ScheduleRunner::choose_by(const Tuning& tuning, std::string kind, int ranks_per_host) {
-  tuning_ = tuning;
-  kind_ = std::move(kind);
-  ranks_per_host_ = ranks_per_host;
-}
-
 Result<const Schedule*> ScheduleRunner::plan(const Operation& operation, Rank self, int size) {
   ++calls_;
   const Shape wanted = shape(operation, self, size);

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,9 +16,10 @@ namespace muster {
 /// scratch memory. Not thread-safe: used by the thread that drives the links' loop.
 class ScheduleRunner {
  public:
-  /// Sets the inputs of the choice of algorithms: the measured costs, the kind of the links ("tcp", "unix", "shm") and
-  /// the ranks per host. Must be called before the first plan(), with the same arguments at all ranks.
-  void choose_by(const Tuning& tuning, std::string kind, int ranks_per_host);
+  /// The arguments decide the choice of algorithms, so they must be equal at all ranks: the measured costs, the kind of
+  /// the links ("tcp", "unix", "shm") and the ranks per host.
+  explicit ScheduleRunner(const Tuning& tuning = {}, std::string kind = "tcp", int ranks_per_host = 1)
+      : tuning_(tuning), kind_(std::move(kind)), ranks_per_host_(ranks_per_host) {}
 
   /// Plans an operation between `size` ranks; this rank is `self`. The result is valid until the next call. Must not be
   /// called while an operation runs.
@@ -46,9 +46,9 @@ class ScheduleRunner {
   };
   void cache(Plan plan);
 
-  Tuning tuning_;
-  std::string kind_ = "tcp";
-  int ranks_per_host_ = 1;
+  const Tuning tuning_;
+  const std::string kind_;
+  const int ranks_per_host_;
   std::vector<Plan> plans_;
   size_t current_ = 0;  ///< index in plans_
   uint64_t calls_ = 0;

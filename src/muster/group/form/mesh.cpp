@@ -62,8 +62,7 @@ class MeshBuilder {
   }
 
  private:
-  const std::vector<Rank>& host_ranks() const { return mesh_.topology.hosts[mesh_.topology.host_of[spec_.rank]]; }
-  bool has_host_comm() const { return host_ranks().size() > 1; }
+  const std::vector<Rank>& host_ranks() const { return mesh_.topology.host_ranks(spec_.rank); }
   bool is_first_on_host() const { return host_ranks().front() == spec_.rank; }
 
   Result<> exchange_ranks() {
@@ -75,6 +74,7 @@ class MeshBuilder {
     self.domain = shared_memory_domain();
     if (!options_.host_label.empty()) self.domain += "/label:" + options_.host_label;
     self.process_domain = process_domain();
+    self.shares_memory = allowed_.front() == Transport::kShm;
     if (spec_.rank == 0) {
       MUSTER_ASSIGN(const Tuning tuning, load_tuning());
       self.tuning = tuning.encode();
@@ -106,9 +106,7 @@ class MeshBuilder {
       if (why.phase == GroupPhase::kForming && !error_) error_ = why;
     };
     mesh_.link_table->set_events({nullptr, lost, nullptr});
-    MUSTER_TRY(listen_locally());
-    self.local_address = local_address_;
-    self.shares_memory = local_transport_ == Transport::kShm;
+    MUSTER_TRY(listen_locally(self));
     MUSTER_ASSIGN(const bool announced, ranks_.announce(self, deadline_));
     if (!announced) return false;
     auto members = ranks_.members(deadline_);
@@ -139,14 +137,13 @@ class MeshBuilder {
   }
 
   /// The first allowed transport is used within the host. If it is tcp, there is no local listener.
-  Result<> listen_locally() {
+  Result<> listen_locally(RankInfo& self) {
     if (allowed_.front() == Transport::kTcp) return {};
-    local_transport_ = allowed_.front();
     std::array<uint8_t, 12> name;
     fill_secure_random(name);
     const Address address = Address::unix_abstract("muster-" + to_hex(name));
-    MUSTER_ASSIGN(local_address_, mesh_.link_table->listen(address, local_transport_));
-    MUSTER_TRY(mesh_.p2p->listen(related_address(local_address_, "-messages"), local_transport_));
+    MUSTER_ASSIGN(self.local_address, mesh_.link_table->listen(address, allowed_.front()));
+    MUSTER_TRY(mesh_.p2p->listen(related_address(self.local_address, "-messages"), allowed_.front()));
     return {};
   }
 
@@ -154,8 +151,8 @@ class MeshBuilder {
     const RankInfo& self = mesh_.members[spec_.rank];
     const bool tcp_allowed = std::ranges::count(allowed_, Transport::kTcp) != 0;
     for (const RankInfo& member : mesh_.members) {
-      const bool local = !local_address_.empty() && !member.local_address.empty() && member.domain == self.domain;
-      chosen_.push_back(local ? local_transport_ : Transport::kTcp);
+      const bool local = !self.local_address.empty() && !member.local_address.empty() && member.domain == self.domain;
+      chosen_.push_back(local ? allowed_.front() : Transport::kTcp);
       if (member.rank == self.rank || local) continue;
       needs_tcp_ = true;
       if (!tcp_allowed) {
@@ -227,7 +224,7 @@ class MeshBuilder {
   }
 
   Result<> offer_host_comm() {
-    if (!has_host_comm()) return {};
+    if (host_ranks().size() == 1) return {};
     const RankInfo& first = mesh_.members[host_ranks().front()];
     host_comm_.emplace(*mesh_.loop, identity_.credentials.secret, related_address(first.local_address, "-host-comm"),
                        deadline_);
@@ -250,9 +247,7 @@ class MeshBuilder {
   const Deadline deadline_;
   RankExchange ranks_;
   LinkIdentity identity_;
-  std::string local_address_;  ///< address of links within the host; empty if there is no local listener
   std::vector<Transport> allowed_;
-  Transport local_transport_ = Transport::kTcp;
   std::vector<Transport> chosen_;  ///< by rank
   bool needs_tcp_ = false;
   /// By rank: the address for links and the address for messages, separated by a space.

@@ -1,6 +1,7 @@
 #include "muster/group/form/rank_exchange.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -44,8 +45,6 @@ RankExchange::RankExchange(Store& store, GroupSpec spec)
       name_(spec_.name),
       first_(keys_of(spec_, store)),
       store_(keys_of(spec_, store)) {}
-
-bool RankExchange::large() const { return spec_.size > kMaxReaders; }
 
 Result<bool> RankExchange::announce(const RankInfo& self, const Deadline& deadline) {
   const Bytes record = encode(self);
@@ -94,7 +93,9 @@ void RankExchange::give_up(const RankInfo& self) {
   // Errors are ignored: the store may be what failed.
   (void)store_->compare_set(key("member", self.rank), encode(self), encode(gone), deadline);
   // The other ranks wait for the list, which only rank 0 writes.
-  if (large() && self.rank == 0) (void)store_->compare_set(list("member"), {}, as_bytes(kNoList), deadline);
+  if (spec_.size > kMaxReaders && self.rank == 0) {
+    (void)store_->compare_set(list("member"), {}, as_bytes(kNoList), deadline);
+  }
 }
 
 /// Waits for the keys for a short time and logs a warning if they do not arrive. Does nothing if no other process had
@@ -166,7 +167,7 @@ Result<std::vector<std::string>> RankExchange::exchange(const std::string& topic
 }
 
 Result<std::vector<Bytes>> RankExchange::collect(const std::string& topic, const Deadline& deadline) {
-  if (!large()) return read_each(topic, deadline);
+  if (spec_.size <= kMaxReaders) return read_each(topic, deadline);
   if (spec_.rank == 0) {
     MUSTER_ASSIGN(auto values, read_each(topic, deadline));
     Writer out;
@@ -198,26 +199,22 @@ Result<std::vector<Bytes>> RankExchange::read_each(const std::string& topic, con
 
 Error RankExchange::missing(const std::string& topic, const Error& cause) {
   if (cause.code != ErrorCode::kTimeout) return cause;
-  std::string names;
-  int count = 0;
-  Rank first = kNoRank;
+  std::vector<Rank> absent;
   for (Rank rank = 0; rank < spec_.size; ++rank) {
     if (rank == spec_.rank) continue;
     const auto there = store_->check({key(topic, rank)}, Deadline::after(kLastQueryTime));
     if (!there) return cause;
-    if (*there) continue;
-    if (first == kNoRank) first = rank;
-    if (++count <= 16) names += fmt::format("{}{}", names.empty() ? "" : ", ", rank);
+    if (!*there) absent.push_back(rank);
   }
-  if (count == 0) return cause;
-  return Error{
-      ErrorCode::kTimeout,
-      fmt::format("{} of {} ranks came to group \"{}\"; missing: {}{}{}", spec_.size - count, spec_.size, spec_.name,
-                  names, count > 16 ? ", ..." : "",
-                  previous_process_.empty() ? ""
-                                            : fmt::format("; in the first group of this name rank {} is taken by {}",
-                                                          spec_.rank, previous_process_)),
-      first, "forming the group"};
+  if (absent.empty()) return cause;
+  std::string text =
+      fmt::format("{} of {} ranks came to group \"{}\"; missing: {}", spec_.size - absent.size(), spec_.size,
+                  spec_.name, fmt::join(std::span(absent).first(std::min<size_t>(absent.size(), 16)), ", "));
+  if (absent.size() > 16) text += ", ...";
+  if (!previous_process_.empty()) {
+    text += fmt::format("; in the first group of this name rank {} is taken by {}", spec_.rank, previous_process_);
+  }
+  return Error{ErrorCode::kTimeout, std::move(text), absent.front(), "forming the group"};
 }
 
 }  // namespace muster

@@ -44,7 +44,6 @@ class RankExchange {
                                             const Deadline& deadline);
 
  private:
-  bool large() const;
   Result<bool> is_over(const RankInfo& holder, const Deadline& deadline);
   Result<> wait_for(const std::vector<Key>& keys, const Deadline& deadline);
   Result<std::vector<Bytes>> collect(const std::string& topic, const Deadline& deadline);

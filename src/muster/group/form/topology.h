@@ -27,6 +27,8 @@ struct Topology {
 
   /// True if there are several hosts and at least one has several ranks. Then two levels of communication are faster.
   bool layered() const { return hosts.size() > 1 && hosts.size() < host_of.size(); }
+  /// The ranks of this rank's host.
+  const std::vector<Rank>& host_ranks(Rank rank) const { return hosts[host_of[rank]]; }
   int host_local_size(int host) const { return static_cast<int>(hosts[host].size()); }
   /// The first shard of the rank with index `local` on `host`. Returns `shards` for local == host_local_size(host).
   int first_shard(int host, int local) const { return local * shards / host_local_size(host); }
