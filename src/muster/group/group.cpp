@@ -17,45 +17,6 @@
 namespace muster {
 namespace {
 
-/// The flight recorders of a group: one for collectives and one for messages. Both are null if recording is turned off.
-class GroupRecorders {
- public:
-  GroupRecorders(const GroupSpec& spec, const CollectiveEngine& engine)
-      : spec_(spec), engine_(engine), collectives_(create()) {}
-
-  Recorder* collectives() const { return collectives_.get(); }
-  /// Created at the first message, because most groups send no messages.
-  Recorder* messages() {
-    std::call_once(first_message_, [this] {
-      if (collectives_) messages_ = create();
-    });
-    return messages_.get();
-  }
-  /// Records the end of a message that was submitted with `ticket`.
-  Work record(Work message, Recorder::Ticket ticket) const {
-    if (!messages_) return message;
-    if (message.done()) {
-      messages_->ended(ticket, message.result());
-    } else {
-      message.on_done([recorder = messages_, ticket](const Result<>& result) { recorder->ended(ticket, result); });
-    }
-    return message;
-  }
-
- private:
-  std::shared_ptr<Recorder> create() const {
-    std::shared_ptr<Recorder> recorder = Recorder::create(spec_, Recorder::entries_from_environment());
-    if (recorder) recorder->set_group(engine_.transport(), engine_.group_id());
-    return recorder;
-  }
-
-  const GroupSpec& spec_;
-  const CollectiveEngine& engine_;
-  const std::shared_ptr<Recorder> collectives_;
-  std::once_flag first_message_;
-  std::shared_ptr<Recorder> messages_;  ///< shared with messages that may end later than the group
-};
-
 class GroupImpl final : public Group, private CallQueue::Executor {
  public:
   GroupImpl(std::unique_ptr<CollectiveEngine> engine, std::shared_ptr<P2pEngine> p2p, const GroupSpec& spec,
@@ -65,8 +26,7 @@ class GroupImpl final : public Group, private CallQueue::Executor {
         spec_(spec),
         options_(options),
         timeout_(options.timeout),
-        recorders_(spec_, *engine_),
-        calls_(*this, recorders_.collectives(), spec_.name) {}
+        calls_(*this, recorder_.get(), spec_.name) {}
 
   /// A forked child inherits the memory and the links of its parent's groups, but not their threads. In the child, the
   /// destructor would wait for these threads forever, or tell the peers that the parent has left. So an inherited group
@@ -85,14 +45,14 @@ class GroupImpl final : public Group, private CallQueue::Executor {
   ~GroupImpl() override { leave(); }
 
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
-    Recorder* const recorder = recorders_.messages();
+    Recorder* const recorder = message_recorder();
     const auto ticket = recorder != nullptr ? recorder->sending(data, to, tag, current_call_site()) : 0;
-    return recorders_.record(p2p_->send(std::move(data), to, tag, with_timeout(options)), ticket);
+    return record(p2p_->send(std::move(data), to, tag, with_timeout(options)), ticket);
   }
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
-    Recorder* const recorder = recorders_.messages();
+    Recorder* const recorder = message_recorder();
     const auto ticket = recorder != nullptr ? recorder->receiving(data, from, tag, current_call_site()) : 0;
-    return recorders_.record(p2p_->receive(std::move(data), from, tag, with_timeout(options)), ticket);
+    return record(p2p_->receive(std::move(data), from, tag, with_timeout(options)), ticket);
   }
 
   void abort(Error why) override {
@@ -162,6 +122,30 @@ class GroupImpl final : public Group, private CallQueue::Executor {
     return options;
   }
 
+  std::shared_ptr<Recorder> create_recorder() const {
+    std::shared_ptr<Recorder> recorder = Recorder::create(spec_, Recorder::entries_from_environment());
+    if (recorder) recorder->set_group(engine_->transport(), engine_->group_id());
+    return recorder;
+  }
+  /// Created at the first message, because most groups send no messages.
+  Recorder* message_recorder() {
+    std::call_once(first_message_, [this] {
+      if (recorder_) message_recorder_ = create_recorder();
+    });
+    return message_recorder_.get();
+  }
+  /// Records the end of a message that was submitted with `ticket`.
+  Work record(Work message, Recorder::Ticket ticket) const {
+    if (!message_recorder_) return message;
+    if (message.done()) {
+      message_recorder_->ended(ticket, message.result());
+    } else {
+      message.on_done(
+          [recorder = message_recorder_, ticket](const Result<>& result) { recorder->ended(ticket, result); });
+    }
+    return message;
+  }
+
   bool inherited() const { return getpid() != process_; }
 
   const pid_t process_ = getpid();
@@ -171,22 +155,22 @@ class GroupImpl final : public Group, private CallQueue::Executor {
   const GroupSpec spec_;
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
-  GroupRecorders recorders_;
-  const bool records_call_sites_ = recorders_.collectives() != nullptr || fingerprint_check_enabled();
+  // The flight recorders of collectives and of messages; null if recording is turned off.
+  const std::shared_ptr<Recorder> recorder_ = create_recorder();
+  std::once_flag first_message_;
+  std::shared_ptr<Recorder> message_recorder_;  ///< shared with messages that may end later than the group
+  const bool records_call_sites_ = recorder_ != nullptr || fingerprint_check_enabled();
   CallQueue calls_;
 };
-
-Result<> check_spec(const GroupSpec& spec) {
-  if (spec.size >= 1 && spec.rank >= 0 && spec.rank < spec.size) return {};
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("rank {} of {}: a group needs a size of at least 1 and ranks from 0 to size - 1", spec.rank,
-                          spec.size));
-}
 
 }  // namespace
 
 Result<std::unique_ptr<Group>> Group::form(Store& store, const GroupSpec& asked, const GroupOptions& options) {
-  MUSTER_TRY(check_spec(asked));
+  if (asked.size < 1 || asked.rank < 0 || asked.rank >= asked.size) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("rank {} of {}: a group needs a size of at least 1 and ranks from 0 to size - 1",
+                            asked.rank, asked.size));
+  }
   GroupSpec spec = asked;
   const auto during = [&](const Error& error) {
     return tl::unexpected(error.in(fmt::format("forming group \"{}\" at rank {}", spec.name, spec.rank)));

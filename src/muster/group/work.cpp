@@ -1,32 +1,27 @@
-#include <algorithm>
-
 #include "muster/group/work_state.h"
+
+#include <utility>
 
 namespace muster {
 namespace {
 
 /// Lets the waiting thread drive the operation, if the operation has a driver.
 void drive(Work::State& state, const Deadline& deadline) {
-  std::shared_ptr<WorkDriver> driver;
-  {
-    const std::lock_guard lock(state.mutex);
-    driver = state.driver;
-  }
+  std::unique_lock lock(state.mutex);
+  const std::shared_ptr<WorkDriver> driver = state.driver;
+  lock.unlock();
   if (driver) driver->drive(state, deadline);
 }
 
 }  // namespace
 
 std::vector<std::function<void(const Result<>&)>> Work::State::finish(Result<> outcome) {
-  std::vector<std::function<void(const Result<>&)>> to_call;
-  std::shared_ptr<WorkDriver> done;  // destroyed without the lock
-  {
-    const std::lock_guard lock(mutex);
-    done.swap(driver);
-    result = std::move(outcome);
-    finished = true;
-    to_call.swap(callbacks);
-  }
+  std::unique_lock lock(mutex);
+  const std::shared_ptr<WorkDriver> done = std::move(driver);  // destroyed without the lock
+  result = std::move(outcome);
+  finished = true;
+  auto to_call = std::exchange(callbacks, {});
+  lock.unlock();
   changed.notify_all();
   return to_call;
 }
@@ -76,13 +71,9 @@ Rank Work::source() const {
 
 void Work::on_done(std::function<void(const Result<>&)> callback) const {
   if (!state_) return callback({});
-  {
-    const std::lock_guard lock(state_->mutex);
-    if (!state_->finished) {
-      state_->callbacks.push_back(std::move(callback));
-      return;
-    }
-  }
+  std::unique_lock lock(state_->mutex);
+  if (!state_->finished) return state_->callbacks.push_back(std::move(callback));
+  lock.unlock();
   callback(state_->result);
 }
 

@@ -25,15 +25,9 @@ Announcement announce(const Operation& operation) {
 }
 
 RankState rank_state_of(const Announcement& announcement, const RankInfo& member) {
-  Record record;
-  record.call = Call::unpack(announcement.call);
-  record.state = RecordState::kRunning;
+  Record record{.call = Call::unpack(announcement.call), .state = RecordState::kRunning};
   record.site.assign(announcement.site, strnlen(announcement.site, sizeof(announcement.site)));
-  RankState rank_state;
-  rank_state.who = member.to_string();
-  rank_state.known = true;
-  rank_state.here = rank_state.last = std::move(record);
-  return rank_state;
+  return {.who = member.to_string(), .known = true, .here = record, .last = record};
 }
 
 template <class T>
