@@ -110,7 +110,7 @@ class P2pLeaving : public testing::TestWithParam<Transport> {
     const auto link = link_from(kOther);
     ASSERT_TRUE(link);
     const uint8_t word = 7;
-    send_message(*dialing_, *link, {MessageKind::kEager, tag, 0, 1, 0, Dtype::kUint8}, {&word, 1});
+    send_message(*dialing_, *link, {.kind = MessageKind::kEager, .tag = tag, .bytes = 1}, {&word, 1});
     const auto result = from_other.wait();
     EXPECT_TRUE(result) << result.error().to_string();
   }
@@ -131,7 +131,7 @@ TEST_P(P2pLeaving, DoesNotReadTheBufferOfACompletedSend) {
   ASSERT_TRUE(listening_->run_until([this] { return accepted_ != nullptr; }, test_deadline()));
   const MessageHeader offer = receive_header(*listening_, *accepted_);
   ASSERT_EQ(offer.kind, MessageKind::kRequestToSend);
-  send_message(*listening_, *accepted_, {MessageKind::kClearToSend, 0, offer.id, 0, 0});
+  send_message(*listening_, *accepted_, {.kind = MessageKind::kClearToSend, .id = offer.id});
   ASSERT_EQ(receive_header(*listening_, *accepted_).kind, MessageKind::kData);
   leave(kPeer);
   const auto result = send.wait();
@@ -158,7 +158,7 @@ TEST_P(P2pLeaving, ReceivesPendingMessagesFromALeavingPeer) {
   Memory memory;
   const Work any = receive(memory.view(), kAnyRank, 5);
   const auto link = link_from(kOther);
-  send_message(*dialing_, *link, {MessageKind::kRequestToSend, 5, 1, kLongBytes, 0, Dtype::kUint8});
+  send_message(*dialing_, *link, {.kind = MessageKind::kRequestToSend, .tag = 5, .id = 1, .bytes = kLongBytes});
   ASSERT_EQ(receive_header(*dialing_, *link).kind, MessageKind::kClearToSend);
   // Nothing listens at the peer's address any more, so the engine concludes that the peer has left.
   Memory unsent;
@@ -169,7 +169,7 @@ TEST_P(P2pLeaving, ReceivesPendingMessagesFromALeavingPeer) {
   ASSERT_FALSE(from_peer.wait());
   // Now all other ranks have left, but a message of one of them is still on its way.
   const Bytes data(kLongBytes, 3);
-  send_message(*dialing_, *link, {MessageKind::kData, 0, 1, kLongBytes, 0}, data);
+  send_message(*dialing_, *link, {.kind = MessageKind::kData, .id = 1, .bytes = kLongBytes}, data);
   const auto result = any.wait();
   ASSERT_TRUE(result) << result.error().to_string();
   EXPECT_TRUE(std::equal(data.begin(), data.end(), memory.bytes()));
