@@ -36,7 +36,7 @@ const char* name(ErrorCode code);
 enum class GroupPhase : uint8_t { kForming = 0, kRunning = 1, kLeft = 2 };
 
 /// An expected failure. `message` is one sentence: what happened, at which rank, and what to try. `context` names the
-/// call that failed ("all_reduce #41 (float32[1048576], group \"default\")"); outer layers add it.
+/// call that failed at the rank that found it ("all_reduce #41 (float32[4], group \"default\")"); outer layers add it.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
   std::string message;
