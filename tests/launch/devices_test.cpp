@@ -1,9 +1,10 @@
-#include "muster/launch/options/devices.h"
+#include "muster/launch/options/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 namespace muster {

@@ -13,9 +13,9 @@ namespace {
 // --run-path works as in torchrun: the script's arguments are sys.argv.
 constexpr const char* kRunPath = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
-std::string lookup(const Environment& environment, const std::string& name) {
-  const auto found = environment.find(name);
-  return found == environment.end() ? "" : found->second;
+tl::unexpected<Error> cannot_start(const std::string& path, const std::string& why,
+                                   ErrorCode code = ErrorCode::kInvalidArgument) {
+  return fail(code, "cannot start '" + path + "': " + why);
 }
 
 bool is_file(const std::string& path) {
@@ -26,7 +26,7 @@ bool is_file(const std::string& path) {
 bool is_program(const std::string& path) { return is_file(path) && ::access(path.c_str(), X_OK) == 0; }
 
 std::optional<std::string> search_path(const std::string& name, const Environment& environment) {
-  const std::string path = lookup(environment, "PATH");
+  const std::string path = value_of(environment, "PATH");
   for (size_t begin = 0; begin <= path.size();) {
     const size_t end = std::min(path.find(':', begin), path.size());
     const std::string directory = path.substr(begin, end - begin);
@@ -39,21 +39,16 @@ std::optional<std::string> search_path(const std::string& name, const Environmen
 
 bool is_machine_code(const std::string& path) {
   std::string head(4, 0);
-  return std::ifstream(path, std::ios::binary).read(head.data(), 4) && head ==
-                                                                           "\x7f"
-                                                                           "ELF";
+  return std::ifstream(path, std::ios::binary).read(head.data(), 4) && head == "\177ELF";
 }
 
 Result<> check_script(const std::string& path) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + path + "': no such file");
-  if (::access(path.c_str(), R_OK) != 0)
-    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is not readable");
+  if (::stat(path.c_str(), &info) != 0) return cannot_start(path, "no such file", ErrorCode::kNotFound);
+  if (::access(path.c_str(), R_OK) != 0) return cannot_start(path, "it is not readable");
   if (S_ISDIR(info.st_mode) && !is_file(path + "/__main__.py"))
-    return fail(ErrorCode::kInvalidArgument, "cannot start '" + path + "': it is a directory without a __main__.py");
-  if (is_machine_code(path))
-    return fail(ErrorCode::kInvalidArgument,
-                "cannot start '" + path + "': it is not a Python script; give --no-python");
+    return cannot_start(path, "it is a directory without a __main__.py");
+  if (is_machine_code(path)) return cannot_start(path, "it is not a Python script; give --no-python");
   return {};
 }
 
@@ -63,13 +58,12 @@ Result<std::string> find_program(const std::string& word, const Environment& env
   if (word.find('/') == std::string::npos) {
     if (auto found = search_path(word, environment)) return *found;
     const std::string hint = is_file(word) ? "; './" + word + "' is in this directory" : "";
-    return fail(ErrorCode::kNotFound, "cannot start '" + word + "': there is no such program on PATH" + hint);
+    return cannot_start(word, "there is no such program on PATH" + hint, ErrorCode::kNotFound);
   }
   struct stat info {};
-  if (::stat(word.c_str(), &info) != 0) return fail(ErrorCode::kNotFound, "cannot start '" + word + "': no such file");
-  if (S_ISDIR(info.st_mode)) return fail(ErrorCode::kInvalidArgument, "cannot start '" + word + "': it is a directory");
-  if (::access(word.c_str(), X_OK) != 0)
-    return fail(ErrorCode::kInvalidArgument, "cannot start '" + word + "': it is not executable (chmod +x)");
+  if (::stat(word.c_str(), &info) != 0) return cannot_start(word, "no such file", ErrorCode::kNotFound);
+  if (S_ISDIR(info.st_mode)) return cannot_start(word, "it is a directory");
+  if (::access(word.c_str(), X_OK) != 0) return cannot_start(word, "it is not executable (chmod +x)");
   return word;
 }
 
@@ -83,7 +77,7 @@ std::string program_path(const std::string& own_path, const Environment& environ
 
 Result<std::string> find_python(const std::string& own_path, const Environment& environment) {
   for (const std::string variable : {"MUSTER_PYTHON", "PYTHON_EXEC"}) {  // the second is torchrun's
-    const std::string named = lookup(environment, variable);
+    const std::string named = value_of(environment, variable);
     if (named.empty()) continue;
     auto found = find_program(named, environment);
     if (!found) return fail(found.error().code, variable + ": " + found.error().message);

@@ -64,11 +64,10 @@ bool remove_abandoned_file(const std::string& path) {
 }
 
 Result<std::string> user_directory(const Environment& environment) {
-  const auto runtime = environment.find("XDG_RUNTIME_DIR");
+  const std::string runtime = value_of(environment, "XDG_RUNTIME_DIR");
   constexpr size_t kMaxSeconds = sizeof(sockaddr_un::sun_path) - std::string_view("/muster/").size() - kMaxName - 1;
-  const bool has_runtime = runtime != environment.end() && runtime->second.size() <= kMaxSeconds &&
-                           ::access(runtime->second.c_str(), W_OK) == 0;
-  std::string directory = has_runtime ? runtime->second + "/muster" : "/tmp/muster-" + std::to_string(::geteuid());
+  const bool has_runtime = runtime.size() <= kMaxSeconds && ::access(runtime.c_str(), W_OK) == 0;
+  std::string directory = has_runtime ? runtime + "/muster" : "/tmp/muster-" + std::to_string(::geteuid());
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return fail_errno(errno, "cannot create " + directory);
   struct stat info {};
   if (::lstat(directory.c_str(), &info) != 0) return fail_errno(errno, "cannot inspect " + directory);

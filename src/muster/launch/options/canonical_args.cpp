@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <set>
 
@@ -44,22 +43,17 @@ const OptionRow* find_row(const std::string& name) {
 
 tl::unexpected<Error> unknown_option(const std::string& name) {
   std::vector<std::string> names, prefixes;
-  for (const auto& row : option_table()) names.push_back(row.name());
-  std::copy_if(names.begin(), names.end(), std::back_inserter(prefixes),
-               [&](const std::string& known) { return name.size() > 4 && known.starts_with(name); });
+  for (const auto& row : option_table()) {
+    names.push_back(row.name());
+    if (name.size() > 4 && names.back().starts_with(name)) prefixes.push_back(names.back());
+  }
   std::string meant = prefixes.empty() ? nearest_word(name, names) : fmt::format("{}", fmt::join(prefixes, " or "));
   if (name == "-n" || name == "-np") meant = "--nproc-per-node";  // mpirun's name of this option
   return bad_option(fmt::format("unknown option {}{}{}", name, meant.empty() ? "" : "; did you mean ", meant));
 }
 
-// An argument of the command line: the option that it names, and its value if that is part of the argument.
-struct Argument {
-  std::string name;
-  std::optional<std::string> value;
-};
-
-// Splits "--nproc_per_node=4" and "-r3".
-Argument split_arg(const std::string& arg) {
+// Splits "--nproc_per_node=4" and "-r3" into the option's name and its value, if that is part of the argument.
+std::pair<std::string, std::optional<std::string>> split_arg(const std::string& arg) {
   if (!arg.starts_with("--")) {
     if (arg.size() == 2) return {arg, std::nullopt};
     return {arg.substr(0, 2), arg.substr(arg[2] == '=' ? 3 : 2)};
@@ -86,6 +80,8 @@ Result<std::string> canonical_arg(const OptionRow& row, const std::string& name,
 struct Split {
   std::vector<std::string> options, rest;
   std::set<std::string> given;
+
+  bool has(const std::string& name) const { return given.contains(name); }
 };
 
 // Splits the arguments into options and the rest.
@@ -120,16 +116,14 @@ std::string variable_of(const OptionRow& row) {
 
 // Adds options from torchrun's variables PET_NNODES and so on, which a cluster's operator may set.
 Result<> add_environment(const Environment& environment, Split& split) {
-  const std::set<std::string> given = split.given;
-  const auto has = [&](const char* name) { return given.count(name) != 0; };
+  const Split user = split;
   for (const auto& row : option_table()) {
-    const std::string name = row.name();
-    const auto found = environment.find(variable_of(row));
-    if (found == environment.end() || found->second.empty() || has(name.c_str())) continue;
+    const std::string name = row.name(), variable = variable_of(row), value = value_of(environment, variable);
+    if (value.empty() || user.has(name)) continue;
     // These options have the same meaning. The user's option has priority over the operator's.
-    if (name == "--rdzv-endpoint" && has("--master-addr")) continue;
-    if ((name == "--master-addr" || name == "--master-port") && has("--rdzv-endpoint")) continue;
-    MUSTER_ASSIGN(const std::string arg, canonical_arg(row, found->first, found->second));
+    if (name == "--rdzv-endpoint" && user.has("--master-addr")) continue;
+    if ((name == "--master-addr" || name == "--master-port") && user.has("--rdzv-endpoint")) continue;
+    MUSTER_ASSIGN(const std::string arg, canonical_arg(row, variable, value));
     split.options.push_back(arg);
     split.given.insert(name);
   }
@@ -138,7 +132,7 @@ Result<> add_environment(const Environment& environment, Split& split) {
 
 // False if the user asks for a number of nodes that the cluster does not have: this is a different job.
 bool is_clusters_job(const Split& split, const Cluster& cluster) {
-  if (cluster.nnodes == 0 || split.given.count("--nnodes") == 0) return true;
+  if (cluster.nnodes == 0 || !split.has("--nnodes")) return true;
   std::string nnodes;
   for (const auto& option : split.options)
     if (option.starts_with("--nnodes=")) nnodes = option.substr(option.find('=') + 1);
@@ -146,20 +140,19 @@ bool is_clusters_job(const Split& split, const Cluster& cluster) {
 }
 
 Result<std::string> add_cluster(const Environment& environment, Split& split) {
-  const auto given = [&](const char* name) { return split.given.count(name) != 0; };
   for (const char* name : {"--standalone", "--hosts", "--hostfile", "--help"})
-    if (given(name)) return "";
-  if (given("--nnodes") && given("--node-rank")) return "";
+    if (split.has(name)) return "";
+  if (split.has("--nnodes") && split.has("--node-rank")) return "";
   MUSTER_ASSIGN(const auto cluster, find_cluster(environment));
   if (!cluster || !is_clusters_job(split, *cluster)) return "";
-  if (cluster->nnodes == 0 && !given("--nnodes"))
+  if (cluster->nnodes == 0 && !split.has("--nnodes"))
     return bad_option(cluster->name +
                       " does not say how many nodes the job has: give --nnodes (1 or --standalone for "
                       "a job of one node)");
   std::string taken;
   for (const auto& option : cluster->options()) {
     const std::string name = option.substr(0, option.find('='));
-    if (given(name.c_str()) || (name.starts_with("--master") && given("--rdzv-endpoint"))) continue;
+    if (split.has(name) || (name.starts_with("--master") && split.has("--rdzv-endpoint"))) continue;
     split.options.push_back(option);
     taken += " " + option;
   }
@@ -168,13 +161,12 @@ Result<std::string> add_cluster(const Environment& environment, Split& split) {
 
 }  // namespace
 
-Result<ParsedArgs> parse_args(const std::vector<std::string>& args, const Environment& environment) {
-  ParsedArgs result;
-  const auto app = make_app(result.raw);
+Result<> parse_args(const std::vector<std::string>& args, ParseContext& context) {
+  const auto app = make_app(context.raw);
   MUSTER_ASSIGN(Split split, split_args(args));
-  MUSTER_TRY(add_environment(environment, split));
-  result.canonical_args = split.options;
-  MUSTER_ASSIGN(result.cluster, add_cluster(environment, split));
+  MUSTER_TRY(add_environment(context.environment, split));
+  context.options.canonical_args = split.options;
+  MUSTER_ASSIGN(context.options.cluster, add_cluster(context.environment, split));
   std::reverse(split.options.begin(), split.options.end());  // the order that CLI11 expects
   // CLI11 reports errors by exceptions; the core does not use them.
   try {
@@ -182,8 +174,8 @@ Result<ParsedArgs> parse_args(const std::vector<std::string>& args, const Enviro
   } catch (const CLI::Error& error) {
     return bad_option(error.what());
   }
-  result.rest = std::move(split.rest);
-  return result;
+  context.rest = std::move(split.rest);
+  return {};
 }
 
 std::string run_help() {

@@ -13,10 +13,7 @@ class Variables {
  public:
   explicit Variables(const Environment& environment) : environment_(environment) {}
   bool has(const char* name) const { return !text(name).empty(); }
-  std::string text(const char* name) const {
-    const auto found = environment_.find(name);
-    return found == environment_.end() ? "" : found->second;
-  }
+  std::string text(const char* name) const { return value_of(environment_, name); }
   int number(const char* name, int otherwise) const {
     const auto value = to_number<int>(text(name));
     return value && *value >= 0 ? *value : otherwise;

@@ -8,7 +8,6 @@
 #include <fstream>
 #include <string_view>
 
-#include "muster/launch/options/devices.h"
 #include "muster/launch/options/option_values.h"
 #include "muster/launch/options/options.h"
 
@@ -17,12 +16,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-template <class Counts>
-int count_entries(const fs::path& directory, Counts counts) {
+int count_entries(const fs::path& directory, bool (*counts)(const fs::path&)) {
   int count = 0;
   std::error_code ignored;
   for (fs::directory_iterator it(directory, ignored), end; it != end; it.increment(ignored))
-    count += counts(it->path());
+    count += counts(it->path()) ? 1 : 0;
   return count;
 }
 
@@ -53,16 +51,10 @@ std::vector<int> chosen(const std::vector<int>& devices, const std::string& list
   return found;
 }
 
-int count_xpus() {
-  int count = 0;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/class/drm", ignored)) {
-    if (!entry.path().filename().string().starts_with("renderD")) continue;
-    std::string vendor;
-    std::ifstream(entry.path() / "device/vendor") >> vendor;
-    if (vendor == "0x8086") ++count;
-  }
-  return count;
+bool is_intel_gpu(const fs::path& device) {
+  std::string vendor;
+  std::ifstream(device / "device/vendor") >> vendor;
+  return device.filename().string().starts_with("renderD") && vendor == "0x8086";
 }
 
 }  // namespace
@@ -75,6 +67,11 @@ Environment current_environment() {
     if (equals != std::string_view::npos) environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return environment;
+}
+
+std::string value_of(const Environment& environment, const std::string& name) {
+  const auto found = environment.find(name);
+  return found == environment.end() ? "" : found->second;
 }
 
 std::vector<int> allowed_cpus() {
@@ -96,14 +93,14 @@ Machine this_machine() {
   const int gpus = count_gpus();
   const size_t visible = visible_devices(std::vector<int>(static_cast<size_t>(gpus)), current_environment()).size();
   machine.gpus = std::min(gpus, static_cast<int>(visible));  // a process sees only one part of a partitioned GPU
-  machine.xpus = count_xpus();
+  machine.xpus = count_entries("/sys/class/drm", is_intel_gpu);
   return machine;
 }
 
-int count_gpus(const fs::path& root) {
-  const int nvidia = count_entries(root / "dev", is_nvidia_device);
-  if (nvidia > 0 || !fs::exists(root / "dev/kfd")) return nvidia;
-  return count_entries(root / "sys/class/kfd/kfd/topology/nodes", is_amd_gpu);
+int count_gpus(const std::string& root) {
+  const int nvidia = count_entries(root + "/dev", is_nvidia_device);
+  if (nvidia > 0 || !fs::exists(root + "/dev/kfd")) return nvidia;
+  return count_entries(root + "/sys/class/kfd/kfd/topology/nodes", is_amd_gpu);
 }
 
 std::vector<int> visible_devices(std::vector<int> devices, const Environment& environment) {

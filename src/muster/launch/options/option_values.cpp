@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -68,7 +67,7 @@ Result<HostSlot> parse_host(std::string_view option, const std::string& text, co
   const auto found = parse_host_port(text, 0);
   const bool count_is_zero = found && found->port == 0 && parse_host_port(text, 1)->port == 0;
   if (!found || found->host.empty() || found->host[0] == '-' || count_is_zero)
-    return bad_option(fmt::format("{} takes names or addresses of hosts, not '{}'", option, text));
+    return bad_value(option, "names or addresses of hosts", text);
   HostSlot slot{found->host, found->port};
   if (slots.empty()) return slot;
   constexpr std::string_view kSlots = "slots=";
@@ -83,10 +82,14 @@ Result<HostSlot> parse_host(std::string_view option, const std::string& text, co
 
 tl::unexpected<Error> bad_option(std::string message) { return fail(ErrorCode::kInvalidArgument, std::move(message)); }
 
+tl::unexpected<Error> bad_value(std::string_view option, std::string_view takes, std::string_view value) {
+  return bad_option(fmt::format("{} takes {}, not '{}'", option, takes, value));
+}
+
 Result<int> parse_int(std::string_view option, const std::string& text, int low, int high, std::string_view takes) {
   const auto value = to_number<int>(text);
   if (value && *value >= low && *value <= high) return *value;
-  return bad_option(fmt::format("{} takes {}, not '{}'", option, takes, text));
+  return bad_value(option, takes, text);
 }
 
 Result<Duration> parse_seconds(std::string_view option, const std::string& text) {
@@ -94,7 +97,7 @@ Result<Duration> parse_seconds(std::string_view option, const std::string& text)
   const auto seconds = to_number<double>(text);
   if (seconds && *seconds >= 0 && *seconds <= kMax)
     return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(*seconds));
-  return bad_option(fmt::format("{} takes a number of seconds, not '{}'", option, text));
+  return bad_value(option, "a number of seconds", text);
 }
 
 std::optional<bool> to_bool(std::string text) {
@@ -105,36 +108,26 @@ std::optional<bool> to_bool(std::string text) {
 }
 
 std::vector<std::string> split_list(const std::string& text) {
-  std::vector<std::string> words;
-  std::string word;
-  const auto end = [&] {
-    if (!word.empty()) words.push_back(std::move(word));
-    word.clear();
-  };
+  std::vector<std::string> words(1);
   for (size_t i = 0; i < text.size(); ++i) {
-    const bool doubled = text[i] == ',' && i + 1 < text.size() && text[i + 1] == ',';
+    const bool doubled = text.compare(i, 2, ",,") == 0;
     if (text[i] == ',' && !doubled) {
-      end();
+      words.emplace_back();
     } else {
-      word += text[i];
+      words.back() += text[i];
       i += doubled ? 1 : 0;
     }
   }
-  end();
+  std::erase(words, "");
   return words;
 }
 
 Result<StreamChoice> parse_streams(std::string_view option, const std::string& text) {
   const auto refuse = [&] {
-    return bad_option(fmt::format(
-        "{} takes 0, 1 (stdout), 2 (stderr) or 3 (both), or one of them for local ranks as 0:1,1:2, not '{}'", option,
-        text));
+    return bad_value(option, "0, 1 (stdout), 2 (stderr) or 3 (both), or one of them for local ranks as 0:1,1:2", text);
   };
   StreamChoice choice;
-  if (const auto all = to_streams(text)) {
-    choice.all = *all;
-    return choice;
-  }
+  if (const auto all = to_streams(text)) return StreamChoice{*all, {}};
   for (const auto& word : split_list(text)) {
     const size_t colon = std::min(word.find(':'), word.size());
     const auto rank = to_number<int>(std::string_view(word).substr(0, colon));
@@ -161,8 +154,7 @@ Result<std::vector<int>> parse_signals(std::string_view option, const std::strin
   for (const auto& word : split_list(text)) {
     const auto number = signal_number(word);
     if (!number || std::find(kNever.begin(), kNever.end(), *number) != kNever.end())
-      return bad_option(
-          fmt::format("{} takes signals that can be handled, as SIGTERM,SIGUSR1, not '{}'", option, word));
+      return bad_value(option, "signals that can be handled, as SIGTERM,SIGUSR1", word);
     if (std::find(numbers.begin(), numbers.end(), *number) == numbers.end()) numbers.push_back(*number);
   }
   return numbers;
@@ -173,7 +165,7 @@ Result<std::map<std::string, std::string>> parse_pairs(std::string_view option, 
   for (const auto& word : split_list(text)) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || equals == 0 || equals + 1 == word.size())
-      return bad_option(fmt::format("{} takes key=value,key=value, not '{}'", option, word));
+      return bad_value(option, "key=value,key=value", word);
     pairs[word.substr(0, equals)] = word.substr(equals + 1);
   }
   return pairs;

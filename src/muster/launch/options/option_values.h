@@ -15,6 +15,7 @@ namespace muster {
 // Parsers of the values of options. They fail with kInvalidArgument and the message "--option takes ..., not '...'".
 
 tl::unexpected<Error> bad_option(std::string message);
+tl::unexpected<Error> bad_value(std::string_view option, std::string_view takes, std::string_view value);
 
 template <class Number>
 std::optional<Number> to_number(std::string_view text) {

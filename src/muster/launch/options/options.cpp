@@ -31,10 +31,9 @@ Result<> read_nnodes(ParseContext& r) {
   const size_t colon = std::min(text.find(':'), text.size());
   const std::string most = colon < text.size() ? text.substr(colon + 1) : text;
   RunOptions& o = r.options;
-  const auto refuse = [&] { return bad_option(fmt::format("--nnodes takes {}, not '{}'", kTakes, text)); };
   const auto low = parse_int("--nnodes", text.substr(0, colon), 1, kMaxNodes, kTakes);
   const auto high = parse_int("--nnodes", most, 1, kMaxNodes, kTakes);
-  if (!low || !high || *low > *high) return refuse();
+  if (!low || !high || *low > *high) return bad_value("--nnodes", kTakes, text);
   o.nnodes_min = *low;
   o.nnodes_max = *high;
   if (r.raw.standalone && o.nnodes_max > 1) return bad_option("--standalone is for one node, but --nnodes is " + text);
@@ -46,12 +45,7 @@ Result<> read_hosts(ParseContext& r) {
   const std::string ssh = r.variable("MUSTER_SSH");
   o.ssh = r.raw.ssh == RawOptions().ssh && !ssh.empty() ? ssh : r.raw.ssh;
   if (!r.raw.hosts.empty() && !r.raw.hostfile.empty()) return bad_option("--hosts and --hostfile exclude each other");
-  if (!r.raw.hosts.empty()) {
-    MUSTER_ASSIGN(o.hosts, parse_hosts("--hosts", r.raw.hosts));
-  }
-  if (!r.raw.hostfile.empty()) {
-    MUSTER_ASSIGN(o.hosts, read_hostfile(r.raw.hostfile));
-  }
+  MUSTER_ASSIGN(o.hosts, r.raw.hostfile.empty() ? parse_hosts("--hosts", r.raw.hosts) : read_hostfile(r.raw.hostfile));
   if (o.ssh.find_first_not_of(' ') == std::string::npos)
     return bad_option("--ssh takes a command, but the value is empty");
   if (o.hosts.empty()) return {};
@@ -88,12 +82,10 @@ Result<> read_worker_options(ParseContext& r) {
   if (r.raw.monitor_interval != RawOptions().monitor_interval)
     o.notices.emplace_back("--monitor-interval has no effect: the end of a worker is noticed at once");
   const std::string from_torch = r.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
-  if (!r.raw.shutdown_timeout.empty()) {
-    MUSTER_ASSIGN(o.shutdown_timeout, parse_seconds("--shutdown-timeout", r.raw.shutdown_timeout));
-  } else {
-    MUSTER_ASSIGN(o.shutdown_timeout,
-                  parse_seconds("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", from_torch.empty() ? "5" : from_torch));
-  }
+  MUSTER_ASSIGN(o.shutdown_timeout,
+                r.raw.shutdown_timeout.empty()
+                    ? parse_seconds("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", from_torch.empty() ? "5" : from_torch)
+                    : parse_seconds("--shutdown-timeout", r.raw.shutdown_timeout));
   MUSTER_ASSIGN(o.signals, parse_signals("--signals-to-handle", r.raw.signals));
   o.preload = split_list(r.raw.preload);
   o.warm = !r.raw.no_warm;
@@ -104,23 +96,16 @@ Result<> read_worker_options(ParseContext& r) {
 Result<> read_enums(ParseContext& r) {
   RunOptions& o = r.options;
   const std::string& method = r.raw.start_method;
-  if (method == "spawn") {
-    o.start_method = StartMethod::kSpawn;
-  } else if (method == "zygote" || method == "fork" || method == "forkserver") {
-    o.start_method = StartMethod::kZygote;
-  } else if (!method.empty()) {
-    return bad_option("--start-method takes zygote or spawn (or torchrun's fork and forkserver: zygote), not '" +
-                      method + "'");
-  }
-  constexpr std::array<std::pair<const char*, NumaBinding>, 4> kBindings = {
-      {{"node", NumaBinding::kNode},
-       {"socket", NumaBinding::kSocket},
-       {"exclusive", NumaBinding::kExclusive},
-       {"core-complex", NumaBinding::kCoreComplex}}};
-  for (const auto& [name, binding] : kBindings)
-    if (r.raw.numa_binding == name) o.numa_binding = binding;
-  if (!r.raw.numa_binding.empty() && o.numa_binding == NumaBinding::kNone)
-    return bad_option("--numa-binding takes node, socket, exclusive or core-complex, not '" + r.raw.numa_binding + "'");
+  if (method == "spawn") o.start_method = StartMethod::kSpawn;
+  if (method == "zygote" || method == "fork" || method == "forkserver") o.start_method = StartMethod::kZygote;
+  if (!method.empty() && !o.start_method)
+    return bad_value("--start-method", "zygote or spawn (or torchrun's fork and forkserver: zygote)", method);
+  // In the order of NumaBinding.
+  constexpr std::array kBindings = {"", "node", "socket", "exclusive", "core-complex"};
+  const auto binding = std::find(kBindings.begin(), kBindings.end(), r.raw.numa_binding);
+  if (binding == kBindings.end())
+    return bad_value("--numa-binding", "node, socket, exclusive or core-complex", r.raw.numa_binding);
+  o.numa_binding = static_cast<NumaBinding>(binding - kBindings.begin());
   if (!r.raw.logs_specs.empty() && r.raw.logs_specs != "default")
     return bad_option("--logs-specs takes default, not '" + r.raw.logs_specs +
                       "': Python classes are not supported; use --log-dir, -r and -t");
@@ -146,9 +131,11 @@ Result<> read_output(ParseContext& r) {
   return {};
 }
 
-Result<> read_target(const ParseContext& r, const std::vector<std::string>& rest, RunOptions& options) {
+Result<> read_target(ParseContext& r) {
   using Target = RunOptions::Target;
   const RawOptions& raw = r.raw;
+  const auto& rest = r.rest;
+  RunOptions& options = r.options;
   if (raw.module && (raw.no_python || raw.run_path))
     return bad_option(fmt::format("--module and --{} exclude each other", raw.no_python ? "no-python" : "run-path"));
   options.target = raw.run_path    ? Target::kRunPath  // has priority over --no-python, as in torchrun
@@ -175,22 +162,20 @@ Streams StreamChoice::of(int local_rank) const {
 
 Result<RunOptions> parse_run_options(const std::vector<std::string>& arguments, const Environment& environment,
                                      const Machine& machine) {
-  MUSTER_ASSIGN(ParsedArgs parsed, parse_args(arguments, environment));
+  ParseContext context{environment, machine};
+  MUSTER_TRY(parse_args(arguments, context));
   // `muster run --hosts` passes an endpoint with a password on standard input. The next line is the secret.
-  if (parsed.raw.rdzv_endpoint == "-") parsed.raw.rdzv_endpoint = read_stdin_line();
-  ParseContext context{parsed.raw, environment, machine, {}};
-  context.options.help = parsed.raw.help;
-  context.options.cluster = parsed.cluster;
-  context.options.canonical_args = parsed.canonical_args;
-  if (parsed.raw.help) return context.options;
+  if (context.raw.rdzv_endpoint == "-") context.raw.rdzv_endpoint = read_stdin_line();
+  context.options.help = context.raw.help;
+  if (context.raw.help) return std::move(context.options);
   MUSTER_TRY(read_nodes(context));
   MUSTER_TRY(read_rendezvous(context));
   MUSTER_TRY(read_worker_options(context));
   MUSTER_TRY(read_enums(context));
   MUSTER_TRY(read_output(context));
-  MUSTER_TRY(read_target(context, parsed.rest, context.options));
-  context.options.dry_run = parsed.raw.dry_run;
-  context.options.until_stdin_ends = parsed.raw.until_stdin_ends;
+  MUSTER_TRY(read_target(context));
+  context.options.dry_run = context.raw.dry_run;
+  context.options.until_stdin_ends = context.raw.until_stdin_ends;
   return std::move(context.options);
 }
 

@@ -21,6 +21,8 @@ inline constexpr Duration kLeaveTime = std::chrono::seconds(10);
 /// A copy of the environment: the parser gets all its inputs as arguments, so that tests can set them.
 using Environment = std::map<std::string, std::string>;
 Environment current_environment();
+/// Empty if the variable is not set.
+std::string value_of(const Environment& environment, const std::string& name);
 
 /// The devices of a machine, for --nproc-per-node auto, cpu and gpu.
 struct Machine {
@@ -29,6 +31,12 @@ struct Machine {
   int xpus = 0;  ///< Intel GPUs
 };
 Machine this_machine();
+/// The number of NVIDIA or AMD GPUs with device files in this machine or container. `root`: the root directory.
+int count_gpus(const std::string& root = "/");
+/// The devices that programs see with CUDA_VISIBLE_DEVICES (and AMD's variables) of this environment, in the order in
+/// which the programs number them. `devices` is in the machine's order. As in CUDA, the first invalid entry ends the
+/// list. -1 stands for a device that is not named by its number (GPU-..., MIG-...).
+std::vector<int> visible_devices(std::vector<int> devices, const Environment& environment);
 /// The kernel's numbers of the CPUs that this process may run on, in ascending order.
 std::vector<int> allowed_cpus();
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "muster/launch/options/option_values.h"
 #include "muster/launch/options/parse_context.h"
@@ -15,26 +14,16 @@ namespace {
 using Pairs = std::map<std::string, std::string>;
 
 // The names of TLS files in torchrun's two etcd backends, and in an etcds:// URL.
-struct TlsKey {
-  const char* key;
-  const char* of_url;
-};
-constexpr std::array<TlsKey, 6> kTlsKeys = {{{"ca_cert", "ca"},
-                                             {"cacert", "ca"},
-                                             {"ssl_cert", "cert"},
-                                             {"cert", "cert"},
-                                             {"ssl_cert_key", "key"},
-                                             {"key", "key"}}};
+constexpr std::pair<const char*, const char*> kTlsKeys[] = {{"ca_cert", "ca"},       {"cacert", "ca"},
+                                                            {"ssl_cert", "cert"},    {"cert", "cert"},
+                                                            {"ssl_cert_key", "key"}, {"key", "key"}};
 
-struct SecondsKey {
-  const char* key;
-  Duration RunOptions::*field;
-};
-constexpr std::array<SecondsKey, 5> kSecondsKeys = {{{"timeout", &RunOptions::timeout},
-                                                     {"join_timeout", &RunOptions::timeout},
-                                                     {"last_call_timeout", &RunOptions::last_call_timeout},
-                                                     {"heartbeat_timeout", &RunOptions::heartbeat_timeout},
-                                                     {"close_timeout", &RunOptions::close_timeout}}};
+constexpr std::pair<const char*, Duration RunOptions::*> kSecondsKeys[] = {
+    {"timeout", &RunOptions::timeout},
+    {"join_timeout", &RunOptions::timeout},
+    {"last_call_timeout", &RunOptions::last_call_timeout},
+    {"heartbeat_timeout", &RunOptions::heartbeat_timeout},
+    {"close_timeout", &RunOptions::close_timeout}};
 
 std::optional<std::string> take(Pairs& pairs, const char* key) {
   auto found = pairs.extract(key);
@@ -81,7 +70,7 @@ Result<> read_timeouts(RunOptions& o, Pairs& pairs) {
 Result<> read_node(RunOptions& o, Pairs& pairs) {
   if (const auto text = take(pairs, "is_host")) {
     o.is_host = to_bool(*text);
-    if (!o.is_host) return bad_option(fmt::format("{} takes true or false, not '{}'", what("is_host"), *text));
+    if (!o.is_host) return bad_value(what("is_host"), "true or false", *text);
   }
   const auto rank = take(pairs, "rank");
   if (!rank || o.node_rank) return {};
@@ -117,7 +106,7 @@ Result<> read_etcd(RunOptions& o, Pairs& pairs) {
     return {};
   }
   if (protocol && *protocol != "http" && *protocol != "https")
-    return bad_option(fmt::format("{} takes http or https, not '{}'", what("protocol"), *protocol));
+    return bad_value(what("protocol"), "http or https", *protocol);
   std::string& url = o.rdzv_url;
   if (protocol == "https" && url.starts_with("etcd://")) url.insert(4, "s");
   if (!files.empty() && !url.starts_with("etcds://"))
@@ -128,8 +117,7 @@ Result<> read_etcd(RunOptions& o, Pairs& pairs) {
 
 Result<> read_store(RunOptions& o, Pairs& pairs) {
   const auto type = take(pairs, "store_type");
-  if (type && *type != "tcp" && *type != "file")
-    return bad_option(fmt::format("{} takes tcp or file, not '{}'", what("store_type"), *type));
+  if (type && *type != "tcp" && *type != "file") return bad_value(what("store_type"), "tcp or file", *type);
   if (type == "tcp" && o.rdzv_backend == "file")
     return bad_option("--rdzv-conf store_type=tcp and --rdzv-backend file contradict each other");
   if (type == "file" && o.rdzv_backend != "file")
@@ -145,11 +133,9 @@ Result<> read_store(RunOptions& o, Pairs& pairs) {
 
 Result<> choose_file_store(ParseContext& r) {
   MUSTER_ASSIGN(const auto pairs, parse_pairs("--rdzv-conf", r.raw.rdzv_conf));
-  const auto type = pairs.find("store_type");
   std::string& backend = r.options.rdzv_backend;
-  const bool own = backend == "c10d" || backend == "static" || backend == "parallel";
   const bool alone = r.options.nnodes_max == 1 && r.raw.rdzv_endpoint.empty();  // then there is no rendezvous
-  if (type != pairs.end() && type->second == "file" && own && !alone) backend = "file";
+  if (value_of(pairs, "store_type") == "file" && is_own_store(backend) && !alone) backend = "file";
   return {};
 }
 
@@ -163,10 +149,10 @@ Result<> read_rdzv_conf(ParseContext& r) {
   MUSTER_TRY(read_etcd(o, pairs));
   MUSTER_TRY(read_store(o, pairs));
   if (pairs.empty()) return {};
-  return bad_option(
-      fmt::format("--rdzv-conf takes join_timeout, last_call_timeout, heartbeat_timeout, close_timeout, "
-                  "is_host and torchrun's other keys, not '{}'",
-                  pairs.begin()->first));
+  return bad_value(
+      "--rdzv-conf",
+      "join_timeout, last_call_timeout, heartbeat_timeout, close_timeout, is_host and torchrun's other keys",
+      pairs.begin()->first);
 }
 
 }  // namespace muster

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "muster/io/address.h"
@@ -19,31 +17,27 @@ constexpr int kManyNodes = 100;  // above this, the connections to one root cost
 
 // Reads the URL of Redis, etcd or a file. With one of these, no node's address is needed.
 Result<bool> read_rendezvous_url(ParseContext& r) {
-  struct Backend {
-    const char* name;
-    const char* scheme;
-  };
   // Without --rdzv-backend, the first backend with the endpoint's scheme is used.
-  constexpr std::array<Backend, 5> kOthers = {
-      {{"redis", "redis://"}, {"etcd", "etcd://"}, {"etcd", "etcds://"}, {"etcd-v2", "etcd://"}, {"file", "file://"}}};
+  constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
+      {"redis", "redis://"}, {"etcd", "etcd://"}, {"etcd", "etcds://"}, {"etcd-v2", "etcd://"}, {"file", "file://"}};
   RunOptions& o = r.options;
   const std::string& endpoint = r.raw.rdzv_endpoint;
-  const bool own = o.rdzv_backend == "static" || o.rdzv_backend == "c10d" || o.rdzv_backend == "parallel";
-  for (const auto& other : kOthers) {
-    if (own ? !endpoint.starts_with(other.scheme) : o.rdzv_backend != other.name) continue;
-    if (endpoint.starts_with("etcds://") && std::string_view(other.scheme) == "etcd://") continue;
+  const bool own = is_own_store(o.rdzv_backend);
+  for (const auto& [name, scheme] : kOthers) {
+    if (own ? !endpoint.starts_with(scheme) : o.rdzv_backend != name) continue;
+    if (endpoint.starts_with("etcds://") && scheme == "etcd://") continue;
     if (own && o.rdzv_backend != RawOptions().rdzv_backend)
       return bad_option(
           fmt::format("--rdzv-backend {} and --rdzv-endpoint {} contradict each other", o.rdzv_backend, endpoint));
-    const size_t scheme = endpoint.find("://");
-    if (endpoint.empty() || (scheme != std::string::npos && !endpoint.starts_with(other.scheme)))
-      return bad_option(fmt::format("--rdzv-backend {} needs --rdzv-endpoint {}...", other.name, other.scheme));
-    o.rdzv_backend = std::string_view(other.name) == "etcd-v2" ? "etcd" : other.name;
-    o.rdzv_url = scheme == std::string::npos ? other.scheme + endpoint : endpoint;
+    const bool has_scheme = endpoint.find("://") != std::string::npos;
+    if (endpoint.empty() || (has_scheme && !endpoint.starts_with(scheme)))
+      return bad_option(fmt::format("--rdzv-backend {} needs --rdzv-endpoint {}...", name, scheme));
+    o.rdzv_backend = name == "etcd-v2" ? "etcd" : name;
+    o.rdzv_url = (has_scheme ? "" : std::string(scheme)) + endpoint;
     return true;
   }
   if (own) return false;
-  return bad_option("--rdzv-backend takes static, c10d, parallel, redis, etcd or file, not '" + o.rdzv_backend + "'");
+  return bad_value("--rdzv-backend", "static, c10d, parallel, redis, etcd or file", o.rdzv_backend);
 }
 
 // Returns a random port below the range from which the system takes ephemeral ports.
@@ -62,8 +56,7 @@ Result<> read_endpoint(ParseContext& r) {
   if (!endpoint.empty()) {
     const auto parsed = parse_host_port(endpoint, 0);
     if (!parsed || endpoint.find("://") != std::string::npos)
-      return bad_option("--rdzv-endpoint takes HOST[:PORT] or a URL (redis, etcd, file, tcp), not '" +
-                        r.raw.rdzv_endpoint + "'");
+      return bad_value("--rdzv-endpoint", "HOST[:PORT] or a URL (redis, etcd, file, tcp)", r.raw.rdzv_endpoint);
     o.master_addr = parsed->host;
     if (parsed->port != 0) port = std::to_string(parsed->port);
   }
@@ -85,6 +78,10 @@ Result<> read_endpoint(ParseContext& r) {
 }
 
 }  // namespace
+
+bool is_own_store(const std::string& backend) {
+  return backend == "static" || backend == "c10d" || backend == "parallel";
+}
 
 Result<> read_rendezvous(ParseContext& r) {
   RunOptions& o = r.options;

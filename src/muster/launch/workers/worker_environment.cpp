@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <string_view>
 
-#include "muster/launch/options/devices.h"
 #include "muster/launch/options/option_values.h"
 
 namespace muster {
