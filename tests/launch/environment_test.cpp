@@ -5,14 +5,19 @@
 namespace muster {
 namespace {
 
+RunOptions options() {
+  RunOptions options;
+  options.max_restarts = 5;
+  options.run_id = "run";
+  options.role = "trainer";
+  return options;
+}
+
 JobEnvironment job() {
   JobEnvironment job;
   job.placement = {1, 3, 4, 2, 9, 1, 6};
   job.generation = 3;
   job.restart_count = 2;
-  job.max_restarts = 5;
-  job.run_id = "run";
-  job.role = "trainer";
   job.store_url = "unix:@name";
   job.torch_port = 4321;
   job.secret = {0xab, 0xcd};
@@ -21,7 +26,7 @@ JobEnvironment job() {
 }
 
 TEST(WorkerEnvironment, HasTorchrunsVariables) {
-  const Environment env = worker_environment(job(), 3, {});
+  const Environment env = worker_environment(options(), job(), 3, {});
   EXPECT_EQ(env.at("RANK"), "5");
   EXPECT_EQ(env.at("LOCAL_RANK"), "3");
   EXPECT_EQ(env.at("GROUP_RANK"), "1");
@@ -40,7 +45,7 @@ TEST(WorkerEnvironment, HasTorchrunsVariables) {
 }
 
 TEST(WorkerEnvironment, HasTheStoreUrlAndSecret) {
-  const Environment env = worker_environment(job(), 0, {});
+  const Environment env = worker_environment(options(), job(), 0, {});
   EXPECT_EQ(env.at("MUSTER_STORE"), "unix:@name");
   EXPECT_EQ(env.at("MUSTER_SECRET"), "abcd");
   EXPECT_EQ(env.at("MUSTER_GENERATION"), "3");
@@ -48,40 +53,41 @@ TEST(WorkerEnvironment, HasTheStoreUrlAndSecret) {
   EXPECT_EQ(env.count("MUSTER_INTERFACE"), 0U);
   JobEnvironment bound = job();
   bound.interface = "eth0";
-  EXPECT_EQ(worker_environment(bound, 0, {}).at("MUSTER_INTERFACE"), "eth0");
+  EXPECT_EQ(worker_environment(options(), bound, 0, {}).at("MUSTER_INTERFACE"), "eth0");
 }
 
 TEST(WorkerEnvironment, ReplacesVariablesOfAnOuterJob) {
-  const Environment env = worker_environment(job(), 0, {{"RANK", "77"}, {"MASTER_ADDR", "elsewhere"}, {"HOME", "/h"}});
+  const Environment env =
+      worker_environment(options(), job(), 0, {{"RANK", "77"}, {"MASTER_ADDR", "elsewhere"}, {"HOME", "/h"}});
   EXPECT_EQ(env.at("RANK"), "2");
   EXPECT_EQ(env.at("MASTER_ADDR"), "127.0.0.1");
   EXPECT_EQ(env.at("HOME"), "/h");
 }
 
 TEST(WorkerEnvironment, DividesTheCpusByDefault) {
-  EXPECT_EQ(worker_environment(job(), 0, {}).at("OMP_NUM_THREADS"), "2");
-  EXPECT_EQ(worker_environment(job(), 0, {{"OMP_NUM_THREADS", "7"}}).at("OMP_NUM_THREADS"), "7");
+  EXPECT_EQ(worker_environment(options(), job(), 0, {}).at("OMP_NUM_THREADS"), "2");
+  EXPECT_EQ(worker_environment(options(), job(), 0, {{"OMP_NUM_THREADS", "7"}}).at("OMP_NUM_THREADS"), "7");
   JobEnvironment crowded = job();
   crowded.cpus = 1;
-  EXPECT_EQ(worker_environment(crowded, 0, {}).at("OMP_NUM_THREADS"), "1");
+  EXPECT_EQ(worker_environment(options(), crowded, 0, {}).at("OMP_NUM_THREADS"), "1");
 }
 
 TEST(WorkerEnvironment, PythonIsUnbufferedByDefault) {
-  EXPECT_EQ(worker_environment(job(), 0, {}).at("PYTHONUNBUFFERED"), "1");
-  EXPECT_EQ(worker_environment(job(), 0, {{"PYTHONUNBUFFERED", ""}}).at("PYTHONUNBUFFERED"), "");
+  EXPECT_EQ(worker_environment(options(), job(), 0, {}).at("PYTHONUNBUFFERED"), "1");
+  EXPECT_EQ(worker_environment(options(), job(), 0, {{"PYTHONUNBUFFERED", ""}}).at("PYTHONUNBUFFERED"), "");
 }
 
 TEST(WorkerEnvironment, VirtualLocalRankIsZeroWithOneDevice) {
-  JobEnvironment virtually = job();
+  RunOptions virtually = options();
   virtually.virtual_local_rank = true;
-  const Environment env = worker_environment(virtually, 2, {});
+  const Environment env = worker_environment(virtually, job(), 2, {});
   EXPECT_EQ(env.at("LOCAL_RANK"), "0");
   EXPECT_EQ(env.at("RANK"), "4");
   EXPECT_EQ(env.at("CUDA_VISIBLE_DEVICES"), "2");
   const Environment narrowed = {{"CUDA_VISIBLE_DEVICES", "7,GPU-abc"}};
-  EXPECT_EQ(worker_environment(virtually, 1, narrowed).at("CUDA_VISIBLE_DEVICES"), "GPU-abc");
-  EXPECT_EQ(worker_environment(virtually, 2, narrowed).at("CUDA_VISIBLE_DEVICES"), "");
-  EXPECT_EQ(worker_environment(job(), 1, narrowed).at("CUDA_VISIBLE_DEVICES"), "7,GPU-abc");
+  EXPECT_EQ(worker_environment(virtually, job(), 1, narrowed).at("CUDA_VISIBLE_DEVICES"), "GPU-abc");
+  EXPECT_EQ(worker_environment(virtually, job(), 2, narrowed).at("CUDA_VISIBLE_DEVICES"), "");
+  EXPECT_EQ(worker_environment(options(), job(), 1, narrowed).at("CUDA_VISIBLE_DEVICES"), "7,GPU-abc");
 }
 
 }  // namespace

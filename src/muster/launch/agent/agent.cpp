@@ -1,6 +1,5 @@
 #include "muster/launch/agent/agent.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -160,16 +159,15 @@ void Agent::reconnect() {
 }
 
 void Agent::join() {
-  NodeInfo node;
-  node.host = host_;
-  node.process_domain = process_domain();
-  node.pid = static_cast<int>(::getpid());
-  node.nproc = options_.nproc;
-  node.min_nodes = options_.nnodes_min;
-  node.max_nodes = options_.nnodes_max;
-  node.max_restarts = options_.max_restarts;
-  node.role = options_.role;
-  node.wanted = options_.node_rank;
+  NodeInfo node{.host = host_,
+                .process_domain = process_domain(),
+                .pid = static_cast<int>(::getpid()),
+                .nproc = options_.nproc,
+                .min_nodes = options_.nnodes_min,
+                .max_nodes = options_.nnodes_max,
+                .role = options_.role,
+                .wanted = options_.node_rank,
+                .max_restarts = options_.max_restarts};
   if (last_) {
     node.last_rank = last_->place.node_rank;
     node.last_nnodes = last_->place.nnodes;
@@ -205,14 +203,13 @@ Result<> Agent::start_workers(const Assignment& assignment) {
 
 std::vector<WorkerSpec> Agent::worker_specs_of(const Assignment& assignment) {
   const NodeStore& node = root_.node();
-  JobEnvironment job = job_environment(options_);
-  job.placement = assignment.place;
-  job.store_url = node.url;
-  job.torch_port = node.torch_port;
-  job.secret = node.secret;
-  job.interface = node.interface;
-  job.generation = assignment.generation;
-  job.restart_count = assignment.restarts;
+  const JobEnvironment job{.placement = assignment.place,
+                           .store_url = node.url,
+                           .torch_port = node.torch_port,
+                           .secret = node.secret,
+                           .interface = node.interface,
+                           .generation = assignment.generation,
+                           .restart_count = assignment.restarts};
   auto specs = worker_specs(options_, job, *command_, environment_, cpus_);
   for (size_t local = 0; local < specs.size(); ++local)
     specs[local].environment["TORCHELASTIC_ERROR_FILE"] = outputs_->error_file(static_cast<int>(local));
@@ -222,10 +219,10 @@ std::vector<WorkerSpec> Agent::worker_specs_of(const Assignment& assignment) {
 // If another launcher started this one as a worker, that launcher reads the reason of a failure from this file.
 void Agent::leave_error_file() const {
   const Outcome& outcome = *state_.outcome();
-  const auto wanted = environment_.find("TORCHELASTIC_ERROR_FILE");
-  if (wanted == environment_.end() || wanted->second.empty() || outcome.status == 0) return;
+  const std::string wanted = value_of(environment_, "TORCHELASTIC_ERROR_FILE");
+  if (wanted.empty() || outcome.status == 0) return;
   const bool ours = state_.failure() && state_.failure()->report == outcome.report;
-  publish_error_file(wanted->second, ours ? failure_file_ : "", outcome.status, outcome.report);
+  publish_error_file(wanted, ours ? failure_file_ : "", outcome.status, outcome.report);
 }
 
 int Agent::run() {

@@ -20,13 +20,13 @@ Result<EventLog> EventLog::open(const RunOptions& options, std::string host, Con
                                   ": the file cannot be written: " + std::generic_category().message(errno));
 }
 
-void EventLog::record(const char* event, std::initializer_list<Field> fields) {
+void EventLog::record(const char* event, const nlohmann::ordered_json& fields) {
   if (!file_ && !to_console_) return;
   // tidy: allow(clock) readers compare the time with that of other logs
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
   nlohmann::ordered_json line = {
       {"time", now.count()}, {"event", event}, {"run_id", run_id_}, {"host", host_}, {"pid", ::getpid()}};
-  for (const auto& [name, value] : fields) std::visit([&, name = name](const auto& v) { line[name] = v; }, value);
+  line.update(fields);
   const std::string text = line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   if (to_console_) return console_->err().line(this, "", std::string_view(text).substr(0, text.size() - 1));
   if (::write(file_.get(), text.data(), text.size()) >= 0) return;

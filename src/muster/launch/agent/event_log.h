@@ -1,9 +1,7 @@
 #pragma once
 
-#include <initializer_list>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <utility>
-#include <variant>
 
 #include "muster/io/fd.h"
 #include "muster/launch/options/options.h"
@@ -19,12 +17,9 @@ namespace muster {
 /// For one thread.
 class EventLog {
  public:
-  using Value = std::variant<int64_t, std::string>;
-  using Field = std::pair<const char*, Value>;
-
   /// kIo if the file cannot be written; the message names it.
   static Result<EventLog> open(const RunOptions& options, std::string host, Console& console);
-  void record(const char* event, std::initializer_list<Field> fields = {});
+  void record(const char* event, const nlohmann::ordered_json& fields);
 
  private:
   EventLog(Console& console, std::string run_id, std::string host)

@@ -30,25 +30,15 @@ std::vector<std::string> with_local_rank(std::vector<std::string> command, int l
 
 }  // namespace
 
-JobEnvironment job_environment(const RunOptions& options) {
-  JobEnvironment job;
-  job.run_id = options.run_id;
-  job.role = options.role;
-  job.cpus = this_machine().cpus;
-  job.max_restarts = options.max_restarts;
-  job.virtual_local_rank = options.virtual_local_rank;
-  return job;
-}
-
-Environment worker_environment(const JobEnvironment& job, int local_rank, Environment base) {
+Environment worker_environment(const RunOptions& options, const JobEnvironment& job, int local_rank, Environment base) {
   const Placement& place = job.placement;
   const std::string rank = std::to_string(place.first_rank + local_rank);
   const Environment fixed = {
-      {"LOCAL_RANK", std::to_string(job.virtual_local_rank ? 0 : local_rank)},
+      {"LOCAL_RANK", std::to_string(options.virtual_local_rank ? 0 : local_rank)},
       {"RANK", rank},
       {"ROLE_RANK", std::to_string(place.first_role_rank + local_rank)},
       {"GROUP_RANK", std::to_string(place.node_rank)},
-      {"ROLE_NAME", job.role},
+      {"ROLE_NAME", options.role},
       {"LOCAL_WORLD_SIZE", std::to_string(place.nproc)},
       {"WORLD_SIZE", std::to_string(place.world_size)},
       {"ROLE_WORLD_SIZE", std::to_string(place.role_world_size)},
@@ -57,16 +47,16 @@ Environment worker_environment(const JobEnvironment& job, int local_rank, Enviro
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(job.torch_port)},
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.restart_count)},
-      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.max_restarts)},
-      {"TORCHELASTIC_RUN_ID", job.run_id},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", options.run_id},
       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
       {"MUSTER_STORE", job.store_url},
       {"MUSTER_SECRET", to_hex(job.secret)},
       {"MUSTER_GENERATION", std::to_string(job.generation)},
-      {"MUSTER_RUN_ID", job.run_id},
+      {"MUSTER_RUN_ID", options.run_id},
   };
   for (const auto& [name, value] : fixed) base[name] = value;
-  if (job.virtual_local_rank) base["CUDA_VISIBLE_DEVICES"] = device_of(local_rank, base);
+  if (options.virtual_local_rank) base["CUDA_VISIBLE_DEVICES"] = device_of(local_rank, base);
   if (!job.interface.empty()) base["MUSTER_INTERFACE"] = job.interface;
   return shared_environment(std::move(base), job.cpus, place.nproc);
 }
@@ -83,7 +73,7 @@ std::vector<WorkerSpec> worker_specs(const RunOptions& options, const JobEnviron
   std::vector<WorkerSpec> specs;
   for (int local = 0; local < options.nproc; ++local) {
     WorkerSpec spec{job.placement.first_rank + local, with_local_rank(command, local),
-                    worker_environment(job, local, base)};
+                    worker_environment(options, job, local, base)};
     // Workers write to pipes. This variable tells them whether a terminal shows their output, for progress bars.
     spec.environment["MUSTER_TERMINAL"] = ::isatty(STDOUT_FILENO) == 1 ? '1' : '0';
     // A background process group cannot read the terminal. Rank 0 keeps a standard input that is a file or a pipe.

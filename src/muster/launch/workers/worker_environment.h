@@ -20,29 +20,22 @@ struct Placement {
   int role_world_size = 1;
 };
 
-/// The inputs of the environment of a node's workers.
+/// The inputs of the environment of a node's workers, besides the options.
 struct JobEnvironment {
   Placement placement;
-  std::string run_id;
-  std::string role;
-  std::string store_url;    ///< with muster's protocol: "unix:@..."
-  uint16_t torch_port = 0;  ///< port with PyTorch's protocol, on the loopback interface
-  Bytes secret;             ///< the job's; empty: none
-  std::string interface;    ///< where workers listen for other nodes; empty: each worker decides
-  int cpus = 1;             ///< shared by the node's workers
-  int generation = 0;       ///< how often all workers were started again, for any reason
-  int restart_count = 0;    ///< how often after a failure
-  int max_restarts = 0;
-  bool virtual_local_rank = false;  ///< LOCAL_RANK is 0 for every worker, and it sees one device
+  std::string store_url;           ///< with muster's protocol: "unix:@..."
+  uint16_t torch_port = 0;         ///< port with PyTorch's protocol, on the loopback interface
+  Bytes secret;                    ///< the job's; empty: none
+  std::string interface;           ///< where workers listen for other nodes; empty: each worker decides
+  int generation = 0;              ///< how often all workers were started again, for any reason
+  int restart_count = 0;           ///< how often after a failure
+  int cpus = this_machine().cpus;  ///< shared by the node's workers
 };
-
-/// Sets the fields that the options determine. The placement, the store, the interface and the generation are not set.
-JobEnvironment job_environment(const RunOptions& options);
 
 /// The environment of worker `local_rank`: `base` with torchrun's variables and muster's. Unlike torchrun, which gives
 /// every worker one OpenMP thread, the node's CPUs are divided among its workers (unless OMP_NUM_THREADS is set).
 /// TORCHELASTIC_ERROR_FILE is not set here.
-Environment worker_environment(const JobEnvironment& job, int local_rank, Environment base);
+Environment worker_environment(const RunOptions& options, const JobEnvironment& job, int local_rank, Environment base);
 /// `base` with the variables that are the same for all workers of a node. A zygote needs them from its start.
 Environment shared_environment(Environment base, int cpus, int nproc);
 
