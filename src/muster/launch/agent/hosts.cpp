@@ -10,7 +10,6 @@
 #include <csignal>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <sstream>
 
 #include "muster/io/connect/handshake.h"
@@ -21,7 +20,7 @@
 #include "muster/launch/process_tree.h"
 #include "muster/launch/signals.h"
 #include "muster/launch/timer.h"
-#include "muster/launch/workers/spawn_launcher.h"
+#include "muster/launch/workers/worker.h"
 #include "muster/store/url.h"
 
 namespace muster {
@@ -56,8 +55,7 @@ bool is_passed_on(const std::string& name, const std::string& value) {
   constexpr std::array kNever = {"SECRET", "TOKEN", "PASSWORD", "MUSTER_SSH"};
   const auto in_name = [&](const char* word) { return name.find(word) != std::string::npos; };
   const auto has_prefix = [&](const char* prefix) { return name.starts_with(prefix); };
-  return std::any_of(kPrefixes.begin(), kPrefixes.end(), has_prefix) &&
-         std::none_of(kNever.begin(), kNever.end(), in_name) && !has_password(value);
+  return std::ranges::any_of(kPrefixes, has_prefix) && std::ranges::none_of(kNever, in_name) && !has_password(value);
 }
 
 // True for options that this run sets for each host.
@@ -73,13 +71,11 @@ std::vector<std::string> node_options(const RunOptions& options, size_t node) {
   for (const auto& option : options.canonical_args)
     if (!is_set_per_host(options, option)) args.push_back(option);
   if (!private_endpoint(options).empty()) args.push_back("--rdzv-endpoint=-");
-  args.push_back(fmt::format("--nnodes={}:{}", options.nnodes_min, options.nnodes_max));
-  args.push_back(fmt::format("--node-rank={}", node));
-  args.push_back("--rdzv-id=" + options.run_id);
-  if (options.rdzv_url.empty() && options.nnodes_max > 1) {
-    args.push_back("--master-addr=" + options.master_addr);
-    args.push_back(fmt::format("--master-port={}", options.master_port));
-  }
+  args.insert(args.end(), {fmt::format("--nnodes={}:{}", options.nnodes_min, options.nnodes_max),
+                           fmt::format("--node-rank={}", node), "--rdzv-id=" + options.run_id});
+  if (options.rdzv_url.empty() && options.nnodes_max > 1)
+    args.insert(args.end(),
+                {"--master-addr=" + options.master_addr, fmt::format("--master-port={}", options.master_port)});
   if (const int nproc = options.hosts[node].nproc; nproc > 0) args.push_back(fmt::format("--nproc-per-node={}", nproc));
   args.insert(args.end(), {"--secret-file=-", "--until-stdin-ends", "--", options.program});
   args.insert(args.end(), options.arguments.begin(), options.arguments.end());
@@ -98,36 +94,30 @@ class HostsRun {
  public:
   HostsRun(const RunOptions& options, std::string own_path, Loop& loop)
       : options_(options), own_path_(std::move(own_path)), loop_(loop), console_(loop) {}
-  ~HostsRun();
   int run();
 
  private:
   Result<> start();
   Result<> start_node(size_t number, const std::string& directory, const Bytes& secret);
   void on_signal(int number);
+  void reap();
   void on_end(Node& node, int wait_status);
   void close_silent_hosts();
   void stop(const std::string& why, Duration grace);
   void close_inputs();
   void kill();
-  bool gone() const {
-    return std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.pid == 0; });
-  }
+  auto left() const { return std::ssize(nodes_) - std::ranges::count(nodes_, 0, &Node::pid); }
 
   const RunOptions& options_;
   std::string own_path_;
   Loop& loop_;
   Console console_;
-  SpawnLauncher launcher_{loop_};
   std::unique_ptr<SignalPipe> signals_;
   std::vector<Node> nodes_;
-  std::optional<Error> start_error_;
   Timer timer_{loop_};
   bool stopping_ = false;
   int status_ = 0;
 };
-
-HostsRun::~HostsRun() { console_.on_room({}); }
 
 Result<> HostsRun::start_node(size_t number, const std::string& directory, const Bytes& secret) {
   Node node;
@@ -149,25 +139,16 @@ Result<> HostsRun::start_node(size_t number, const std::string& directory, const
                                             WorkerOutput::Sinks{&console_.out(), prefix, {}, {}, {}});
   node.err = std::make_unique<WorkerOutput>(loop_, console_, std::move(pipes.read_err),
                                             WorkerOutput::Sinks{&console_.err(), prefix, {}, {}, {}});
+  MUSTER_ASSIGN(node.pid,
+                spawn({static_cast<int>(number), args, environment, false, {}, /*has_terminal=*/false}, pipes));
   nodes_.push_back(std::move(node));
-  launcher_.start({static_cast<int>(number), args, environment, false, {}, /*has_terminal=*/false}, std::move(pipes));
-  if (start_error_) return tl::unexpected(*start_error_);
   return {};
 }
 
 Result<> HostsRun::start() {
   adopt_orphans();
-  launcher_.attach({
-      [this](int number, pid_t pid) { nodes_[static_cast<size_t>(number)].pid = pid; },
-      [this](const Error& error) { start_error_ = error; },
-      [this](pid_t pid, int status) {
-        const auto node = std::find_if(nodes_.begin(), nodes_.end(), [&](const Node& n) { return n.pid == pid; });
-        if (node != nodes_.end()) on_end(*node, status);
-      },
-  });
   MUSTER_ASSIGN(signals_, SignalPipe::open(
-                              loop_, options_.signals, [this](int number) { on_signal(number); },
-                              [this] { launcher_.child_ended(); }));
+                              loop_, options_.signals, [this](int number) { on_signal(number); }, [this] { reap(); }));
   console_.on_room([this] {
     for (auto& node : nodes_) node.out->resume(), node.err->resume();
   });
@@ -184,22 +165,26 @@ void HostsRun::on_signal(int number) {
   stop(fmt::format("SIG{}: stopping the hosts (a second signal kills the connections)", ::sigabbrev_np(number)), {});
 }
 
+void HostsRun::reap() {
+  for (const auto& child : reap_children().ended) {
+    const auto node = std::ranges::find(nodes_, child.pid, &Node::pid);
+    if (node != nodes_.end()) on_end(*node, child.status);
+  }
+}
+
 void HostsRun::on_end(Node& node, int wait_status) {
   const WorkerExit exit = worker_exit(0, node.host, std::exchange(node.pid, 0), wait_status);
   node.in.reset();
-  for (auto* output : {node.out.get(), node.err.get()}) {
-    output->drain();
-    output->finish();
-  }
+  node.out->finish();
+  node.err->finish();
   if (stopping_) return;
   // The job has succeeded, so the other agents end. The timer is for a host that lost power, which ssh may never
   // notice.
   if (exit.ok())
     return timer_.start(options_.shutdown_timeout + options_.close_timeout + kLeaveTime,
                         [this] { close_silent_hosts(); });
-  const auto left = std::count_if(nodes_.begin(), nodes_.end(), [](const Node& n) { return n.pid != 0; });
-  if (options_.elastic() && left >= options_.nnodes_min)
-    return console_.notice(fmt::format("lost {} ({}): {} hosts remain", node.host, exit.to_string(), left));
+  if (options_.elastic() && left() >= options_.nnodes_min)
+    return console_.notice(fmt::format("lost {} ({}): {} hosts remain", node.host, exit.to_string(), left()));
   status_ = exit.status();
   stop(fmt::format("`muster run` on {} {}", node.host, exit.to_string()), kReportTime);
 }
@@ -207,7 +192,7 @@ void HostsRun::on_end(Node& node, int wait_status) {
 // When one agent of a job fails, the others end by themselves, except those that have not joined yet.
 void HostsRun::stop(const std::string& why, Duration grace) {
   stopping_ = true;
-  if (!gone()) console_.notice(why);
+  if (left() > 0) console_.notice(why);
   timer_.start(grace, [this] { close_inputs(); });
 }
 
@@ -224,8 +209,11 @@ void HostsRun::close_inputs() {
 }
 
 void HostsRun::kill() {
-  for (auto& node : nodes_) node.in.reset();
-  launcher_.kill();
+  for (auto& node : nodes_) {
+    node.in.reset();
+    if (node.pid != 0) ::kill(-node.pid, SIGKILL);  // its process group: ssh may have started a proxy
+  }
+  kill_children();
 }
 
 int HostsRun::run() {
@@ -235,7 +223,7 @@ int HostsRun::run() {
     stopping_ = true;
     close_inputs();
   }
-  (void)loop_.run_until([this] { return gone(); }, Deadline::never());
+  (void)loop_.run_until([this] { return left() == 0; }, Deadline::never());
   console_.flush(kFlushTime);
   return status_;
 }
@@ -252,8 +240,7 @@ std::vector<std::string> host_command(const RunOptions& options, size_t node, co
     if (is_passed_on(name, value)) remote += fmt::format(" {}", quote(fmt::format("{}={}", name, value)));
   remote += fmt::format(" {} run", quote(own_path));
   for (const auto& word : node_options(options, node)) remote += fmt::format(" {}", quote(word));
-  args.push_back(options.hosts[node].host);
-  args.push_back(remote);
+  args.insert(args.end(), {options.hosts[node].host, remote});
   return args;
 }
 

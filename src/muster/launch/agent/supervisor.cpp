@@ -15,10 +15,9 @@ constexpr Duration kLingerTime = std::chrono::milliseconds(500);
 
 std::string read_file(const std::string& path) {
   constexpr size_t kMax = 1 << 20;
-  std::ifstream file(path, std::ios::binary);
   std::string text(kMax, '\0');
-  file.read(text.data(), kMax);
-  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
+  std::ifstream file(path, std::ios::binary);
+  text.resize(static_cast<size_t>(file.read(text.data(), kMax).gcount()));
   return text;
 }
 
@@ -57,15 +56,14 @@ Supervisor::~Supervisor() {
 }
 
 WorkerLauncher::Events Supervisor::launcher_events() {
-  const auto find = [this](auto matches) { return std::find_if(slots_.begin(), slots_.end(), matches); };
   return {
-      [this, find](int rank, pid_t pid) {
-        const auto slot = find([&](const Slot& s) { return s.rank == rank; });
+      [this](int rank, pid_t pid) {
+        const auto slot = std::ranges::find(slots_, rank, &Slot::rank);
         if (slot != slots_.end()) slot->pid = pid;
       },
       [this](const Error& error) { start_failed(error); },
-      [this, find](pid_t pid, int status) {
-        const auto slot = find([&](const Slot& s) { return s.pid == pid && !s.exit; });
+      [this](pid_t pid, int status) {
+        const auto slot = std::ranges::find_if(slots_, [&](const Slot& s) { return s.pid == pid && !s.exit; });
         if (slot != slots_.end()) worker_ended(*slot, status);
       },
       [this] { on_gone(); },
@@ -75,13 +73,10 @@ WorkerLauncher::Events Supervisor::launcher_events() {
 Result<WorkerPipes> Supervisor::add_slot(const WorkerSpec& spec) {
   MUSTER_ASSIGN(WorkerPipes pipes, WorkerPipes::open(spec.keeps_stdin));
   const int local_rank = static_cast<int>(slots_.size());
-  Slot slot;
-  slot.rank = spec.rank;
-  slot.out = options_.outputs.open(spec.rank, local_rank, kStdout, std::move(pipes.read_out));
-  slot.err = options_.outputs.open(spec.rank, local_rank, kStderr, std::move(pipes.read_err));
-  if (const auto found = spec.environment.find("TORCHELASTIC_ERROR_FILE"); found != spec.environment.end())
-    slot.error_file = found->second;
-  slots_.push_back(std::move(slot));
+  slots_.push_back({.rank = spec.rank,
+                    .out = options_.outputs.open(spec.rank, local_rank, kStdout, std::move(pipes.read_out)),
+                    .err = options_.outputs.open(spec.rank, local_rank, kStderr, std::move(pipes.read_err)),
+                    .error_file = value_of(spec.environment, "TORCHELASTIC_ERROR_FILE")});
   return pipes;
 }
 
@@ -116,11 +111,7 @@ void Supervisor::worker_ended(Slot& slot, int wait_status) {
   slot.err->drain();
   events_.worker_ended(*slot.exit);
   if (phase_ != Phase::kRunning) return;
-  if (!slot.exit->ok()) {
-    report_failure(slot);
-  } else {
-    finish_when_all_succeeded();
-  }
+  slot.exit->ok() ? finish_when_all_succeeded() : report_failure(slot);
 }
 
 void Supervisor::report_failure(const Slot& slot) {
@@ -142,20 +133,18 @@ void Supervisor::report_failure(const Slot& slot) {
 }
 
 void Supervisor::finish_when_all_succeeded() {
-  if (!std::all_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.exit.has_value(); })) return;
+  if (!std::ranges::all_of(slots_, [](const Slot& slot) { return slot.exit.has_value(); })) return;
   phase_ = Phase::kLingering;
   timer_.start(kLingerTime, [this] { end_leftovers(); });
   events_.succeeded();
 }
 
 void Supervisor::end_leftovers() {
-  phase_ = Phase::kStopping;
   launcher_.list_left([this](const std::vector<ChildProcess>& left) {
     for (const auto& child : left)
       console_.notice(fmt::format("ending a process that the workers left behind: pid {} ({})", child.pid, child.name));
   });
-  timer_.start(options_.shutdown_timeout, [this] { escalate(); });
-  launcher_.terminate();
+  stop();
 }
 
 void Supervisor::stop() {
@@ -167,7 +156,7 @@ void Supervisor::stop() {
 
 void Supervisor::kill() {
   if (gone_) return;
-  phase_ = Phase::kKilling;
+  phase_ = Phase::kStopping;
   timer_.stop();
   launcher_.kill();
 }
@@ -188,8 +177,6 @@ void Supervisor::on_gone() {
   gone_ = true;
   timer_.stop();
   for (auto& slot : slots_) {
-    slot.out->drain();
-    slot.err->drain();
     slot.out->finish();
     slot.err->finish();
   }

@@ -73,8 +73,7 @@ class Supervisor {
   enum class Phase {
     kRunning,
     kLingering,  // the workers have succeeded; processes that they left have some time to end
-    kStopping,
-    kKilling,
+    kStopping,   // also while processes are killed
   };
 
   Supervisor(Loop& loop, Console& console, Options options, Events events);

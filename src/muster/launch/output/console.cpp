@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -52,13 +53,8 @@ void AsyncWriter::write_some() {
     broken_ = count < 0;
     if (count > 0) written_ += static_cast<size_t>(count);
   }
-  if (broken_ || written_ == waiting_.size()) {
-    waiting_.clear();
-    written_ = 0;
-  } else if (written_ > kFull) {
-    waiting_.erase(0, written_);
-    written_ = 0;
-  }
+  if (broken_) written_ = waiting_.size();
+  if (written_ == waiting_.size() || written_ > kFull) waiting_.erase(0, std::exchange(written_, 0));
 }
 
 void AsyncWriter::update_watch() {

@@ -44,7 +44,7 @@ void WorkerOutput::resume() {
 
 void WorkerOutput::on_readable() {
   errno = 0;
-  if (!read_once() && errno != EAGAIN && errno != EINTR) finish();
+  if (!read_once() && errno != EAGAIN && errno != EINTR) close();
   if (console_.full()) pause();
 }
 
@@ -68,17 +68,21 @@ void WorkerOutput::write(Fd& file, std::string_view text) {
   file.reset();
 }
 
-bool WorkerOutput::drain() {
+void WorkerOutput::drain() {
   for (int i = 0; pipe_ && i < kMaxReads; ++i) {
     errno = 0;
     if (read_once()) continue;
-    if (errno == EAGAIN) return false;
-    finish();
+    if (errno == EAGAIN) return;
+    close();
   }
-  return !pipe_;
 }
 
 void WorkerOutput::finish() {
+  drain();
+  if (pipe_) close();
+}
+
+void WorkerOutput::close() {
   pause();
   pipe_.reset();
   if (sinks_.filtered) filter_.finish();

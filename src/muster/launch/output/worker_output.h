@@ -1,6 +1,5 @@
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,9 +29,9 @@ class WorkerOutput {
 
   /// Reading stops while the console is full. Call this when there is room again.
   void resume();
-  /// Reads all bytes that are in the pipe now. Returns true at the end of the pipe, when every process has closed it.
-  bool drain();
-  /// Stops reading, and writes the last incomplete line.
+  /// Reads all bytes that are in the pipe now.
+  void drain();
+  /// The same, and then stops reading and writes the last incomplete line.
   void finish();
   const std::string& tail() const { return tail_.text(); }
 
@@ -40,6 +39,7 @@ class WorkerOutput {
   void pause();
   void on_readable();
   bool read_once();
+  void close();
   void write(Fd& file, std::string_view text);
 
   Loop& loop_;
