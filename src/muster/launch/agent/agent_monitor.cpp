@@ -11,6 +11,7 @@
 #include <string>
 
 #include "muster/base/log.h"
+#include "muster/launch/failure.h"
 #include "muster/launch/process_tree.h"
 
 namespace muster {
@@ -27,11 +28,6 @@ pid_t monitor_pid = 0;  // set before the fork, read by the one thread of each p
   if (monitor_is_gone()) ::_exit(128 + SIGKILL);
   ::sigprocmask(SIG_SETMASK, &old_mask, nullptr);
   std::exit(agent());
-}
-
-int exit_status(int status) {
-  if (WIFEXITED(status)) return WEXITSTATUS(status);
-  return 128 + WTERMSIG(status);
 }
 
 // Passes signals on until the agent ends, and returns how it ended.
@@ -53,7 +49,7 @@ int be_monitor(pid_t agent, const sigset_t& signals, const std::function<void()>
   if (!kill_all_children(Deadline::after(kKillTime)))
     log(LogLevel::kError, "muster run: some processes of the job could not be killed");
   if (WIFSIGNALED(status)) killed();
-  return exit_status(status);
+  return worker_exit(0, "", agent, status).status();
 }
 
 }  // namespace

@@ -153,9 +153,7 @@ void AgentStateMachine::finish(Outcome outcome) {
 }
 
 void AgentStateMachine::send(NodeEvent::Kind kind, Outcome outcome) {
-  NodeEvent event{kind, "", generation_};
-  event.outcome = std::move(outcome);
-  actions_.send(std::move(event));
+  actions_.send({.kind = kind, .generation = generation_, .outcome = std::move(outcome)});
 }
 
 // The same report may arrive twice: as the reason to stop a generation, and as the job's outcome.

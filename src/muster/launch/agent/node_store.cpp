@@ -28,7 +28,6 @@ constexpr Duration kPollInterval = std::chrono::milliseconds(50);  // between ch
 constexpr Duration kMaxSlice = std::chrono::seconds(8);  // the same, for an external store that may have several hosts
 constexpr Duration kParentStartTime = std::chrono::seconds(5);  // for the parent proxy to listen
 constexpr Duration kParentAnswerTime = std::chrono::seconds(2);
-constexpr std::string_view kTcpScheme = "tcp://";
 
 // The kernel chooses the target as the source address only if the target is an address of this host.
 bool is_local(const Address& address) {
@@ -48,13 +47,12 @@ bool is_unreachable(const Error& error) {
          error.code == ErrorCode::kPeerLost;
 }
 
+std::string tcp_url(const Address& address) { return "tcp://" + address.to_string(); }
+
 // "redis://user:word@host:6379/0" and "etcd://host:2379,other:2379/x" -> "host".
 std::string host_of(const std::string& url) {
-  std::string rest = url.substr(std::min(url.size(), url.find("://") + 3));
-  rest = rest.substr(0, rest.find_first_of("/?,"));
-  if (const size_t at = rest.rfind('@'); at != std::string::npos) rest = rest.substr(at + 1);
-  const auto host_port = parse_host_port(rest, 1);
-  return host_port && !url.starts_with("file:") ? host_port->host : "";
+  const auto parsed = Url::parse(url, 1);
+  return parsed && parsed->scheme != "file" && !parsed->hosts.empty() ? parsed->hosts.front().host : "";
 }
 
 /// Opens a NodeStore. It has many functions, because there are three ways to the root (a single node, an address, an
@@ -107,10 +105,8 @@ class Bootstrap {
   // Any node may be the root. The node that gets the claim serves at a free port, and writes the address to the claim.
   Result<> by_external_store() {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
-    Address towards = outward_address();
-    if (const std::string host = host_of(options_.rdzv_url); !host.empty()) {
-      MUSTER_ASSIGN(towards, resolve_one("--rdzv-endpoint", host, 1));
-    }
+    const std::string host = host_of(options_.rdzv_url);
+    MUSTER_ASSIGN(const Address towards, host.empty() ? outward_address() : resolve_one("--rdzv-endpoint", host, 1));
     auto external_store = open_external_store();
     if (!external_store) return fail(external_store.error().code, "--rdzv-endpoint: " + external_store.error().message);
     node_.external_store = std::move(*external_store);
@@ -189,15 +185,13 @@ class Bootstrap {
   }
 
   Result<> become_root(const Address& towards) {
-    MUSTER_ASSIGN(Address listen, local_address_towards(towards));
-    if (!options_.local_addr.empty()) {
-      MUSTER_ASSIGN(listen, interface_address(options_.local_addr));
-    }
+    const std::string& own = options_.local_addr;
+    MUSTER_ASSIGN(const Address listen, own.empty() ? local_address_towards(towards) : interface_address(own));
     // The server starts before the claim, because the claim contains its address.
     StoreServerOptions server = server_options();
     server.muster_listen.push_back(listen.with_port(0));
     MUSTER_TRY(start_server(std::move(server), Deadline::after(kServerStartTime)));
-    node_.root_url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
+    node_.root_url = tcp_url(node_.server->muster_addresses().back());
     const Deadline deadline = Deadline::after(kServerStartTime);
     auto claim =
         node_.external_store->claim(claim_name(), as_bytes(node_.root_url), options_.heartbeat_timeout, deadline);
@@ -241,11 +235,9 @@ class Bootstrap {
   }
 
   Result<> start_fixed_root(const Address& master) {
-    Address listen = master;
-    if (!options_.local_addr.empty()) {
-      MUSTER_ASSIGN(const Address local, interface_address(options_.local_addr));
-      listen = local.with_port(master.port());
-    }
+    const std::string& own = options_.local_addr;
+    MUSTER_ASSIGN(const Address local, own.empty() ? master : interface_address(own));
+    const Address listen = local.with_port(master.port());
     StoreServerOptions server = server_options();
     server.muster_listen.push_back(listen);
     const auto started = start_server(std::move(server), Deadline::after(kServerStartTime));
@@ -255,7 +247,7 @@ class Bootstrap {
                                             "this not an address of this host (then give one with --local-addr)?");
     }
     node_.root = true;
-    node_.root_url = std::string(kTcpScheme) + master.to_string();
+    node_.root_url = tcp_url(master);
     if (listen.is_loopback() && options_.master_addr != "localhost" && options_.master_addr != listen.host())
       events_.notice(
           fmt::format("--master-addr {} is {} here, which other hosts cannot reach; give an address of this host with "
@@ -285,7 +277,7 @@ class Bootstrap {
     server.muster_listen.push_back(listen.with_port(0));
     MUSTER_TRY(parent > 0 ? start_below(*root, keys.tier(parent), std::move(server))
                           : start_server(std::move(server), Deadline::after(kServerStartTime)));
-    const std::string url = std::string(kTcpScheme) + node_.server->muster_addresses().back().to_string();
+    const std::string url = tcp_url(node_.server->muster_addresses().back());
     return root->set(keys.tier(place), as_bytes(url), Deadline::after(kServerStartTime));
   }
 
@@ -307,8 +299,8 @@ class Bootstrap {
   // The process that listens at the root's address may be the root of a job that is about to end. With `may_serve` this
   // node then replaces it.
   Result<> await_root(const Address& root, bool may_serve) {
-    const std::string root_url = std::string(kTcpScheme) + root.to_string();
-    const TimePoint talk = deadline_.clock().now() + kNoticeDelay;
+    const std::string root_url = tcp_url(root);
+    const Deadline quiet = Deadline::after(kNoticeDelay);
     bool notified = false;
     while (true) {
       const auto started = start_proxy(root_url, slice());
@@ -320,10 +312,8 @@ class Bootstrap {
                     fmt::format("node 0 did not answer at {} within {:g} s ({}); start `muster run` there, or give a "
                                 "longer --timeout",
                                 root_url, seconds(options_.timeout), started.error().message));
-      if (!notified && deadline_.clock().now() >= talk) {
+      if (quiet.passed() && !std::exchange(notified, true))
         events_.notice(fmt::format("waiting for node 0 at {}", root_url));
-        notified = true;
-      }
     }
   }
 

@@ -31,7 +31,7 @@ void RootConnection::disconnect() {
   client_.reset();
   node_.give_up_root(options_.run_id, Deadline::after(kShutdownTime));
   node_ = {};
-  status_.store_found("", {});
+  status_.write("", {});
 }
 
 void RootConnection::connect(bool again) {
@@ -64,7 +64,7 @@ Result<> RootConnection::open() {
   };
   MUSTER_ASSIGN(client_, RendezvousClient::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout},
                                                  {job_event, lost}));
-  status_.store_found(node_.url, node_.secret);
+  status_.write(node_.url, node_.secret);
   return {};
 }
 

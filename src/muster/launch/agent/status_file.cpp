@@ -31,8 +31,6 @@ StatusFile::~StatusFile() {
   if (file_) ::unlink(path_.c_str());
 }
 
-void StatusFile::store_found(const std::string& url, ByteView secret) { write(url, secret); }
-
 void StatusFile::write(const std::string& url, ByteView secret) {
   if (!file_) return;
   const nlohmann::json value = {{"run_id", run_id_},

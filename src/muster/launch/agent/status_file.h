@@ -1,7 +1,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "muster/base/bytes.h"
 #include "muster/io/fd.h"
@@ -21,10 +20,9 @@ class StatusFile {
   StatusFile& operator=(const StatusFile&) = delete;
 
   /// Writes the address of the job's store; empty if it is not known.
-  void store_found(const std::string& url, ByteView secret);
+  void write(const std::string& url, ByteView secret);
 
  private:
-  void write(const std::string& url, ByteView secret);
   std::string path_, run_id_;
   Fd file_;
 };
