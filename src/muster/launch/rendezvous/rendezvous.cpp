@@ -28,15 +28,13 @@ std::string range(const RendezvousOptions& options) {
 }  // namespace
 
 RendezvousOptions rendezvous_options(const RunOptions& options) {
-  RendezvousOptions rendezvous;
-  rendezvous.min_nodes = options.nnodes_min;
-  rendezvous.max_nodes = options.nnodes_max;
-  rendezvous.max_restarts = options.max_restarts;
-  rendezvous.join_timeout = options.timeout;
-  rendezvous.last_call = options.last_call_timeout;
-  rendezvous.heartbeat_timeout = options.heartbeat_timeout;
-  rendezvous.stop_timeout = options.shutdown_timeout + kStopTime;
-  return rendezvous;
+  return {.min_nodes = options.nnodes_min,
+          .max_nodes = options.nnodes_max,
+          .max_restarts = options.max_restarts,
+          .join_timeout = options.timeout,
+          .last_call = options.last_call_timeout,
+          .heartbeat_timeout = options.heartbeat_timeout,
+          .stop_timeout = options.shutdown_timeout + kStopTime};
 }
 
 JobRendezvous::JobRendezvous(const RendezvousOptions& options, TimePoint now)
@@ -78,7 +76,7 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   if (info.nproc > INT_MAX / options_.max_nodes)
     return refuse(fmt::format("{} workers on each of {} nodes are too many", info.nproc, options_.max_nodes));
   Node node{info, now, arrivals_++};
-  const auto holder = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& entry) {
+  const auto holder = std::ranges::find_if(nodes_, [&](const auto& entry) {
     return info.wanted && entry.second.info.wanted == info.wanted && entry.second.state != State::kDuplicate;
   });
   const bool spares_help = elastic() || options_.max_restarts > 0;
@@ -124,11 +122,8 @@ void JobRendezvous::on_event(Node& node, const NodeEvent& event, TimePoint now) 
       ++departed_;
       remove(event.id, name_of(node.info) + " has left the job", now);
       break;
-    case NodeEvent::Kind::kAlive:
-    case NodeEvent::Kind::kJoin:
-    case NodeEvent::Kind::kEnd:
-    case NodeEvent::Kind::kKilled:
-      break;
+    default:
+      break;  // kAlive; handle() has handled the other kinds
   }
 }
 
@@ -164,22 +159,15 @@ void JobRendezvous::remove(const std::string& id, const std::string& why, TimePo
 }
 
 void JobRendezvous::settle_duplicates(const std::string& holder, bool holder_lives, TimePoint now) {
-  std::vector<std::string> refused;
-  for (auto& [id, node] : nodes_) {
+  for (auto it = nodes_.begin(); it != nodes_.end();) {
+    auto& [id, node] = *it++;
     if (node.state != State::kDuplicate || node.duplicate_of != holder) continue;
-    if (holder_lives) {
-      refused.push_back(id);
-    } else {
-      set_state(node, State::kWaiting);
-    }
-  }
-  for (const auto& id : refused) {
-    const Node& node = nodes_.at(id);
+    set_state(node, State::kWaiting);
+    if (!holder_lives) continue;
     emit({JobEvent::Kind::kRefused, generation_, id,
           fmt::format("node rank {} is taken by {}; give each node its own --node-rank", *node.info.wanted,
                       name_of(nodes_.at(holder).info))});
-    --duplicates_;
-    nodes_.erase(id);
+    nodes_.erase(std::prev(it));
   }
   if (!holder_lives) start_when_complete(now);
 }
@@ -266,18 +254,18 @@ void JobRendezvous::assign(const std::vector<Node*>& chosen) {
   std::map<std::string, int> roles;
   int world = 0;
   for (Node* node : chosen) {
-    Placement place;
-    place.node_rank = static_cast<int>(places_.size());
-    place.nnodes = static_cast<int>(chosen.size());
-    place.nproc = node->info.nproc;
-    place.first_rank = world;
-    place.first_role_rank = roles[node->info.role];
-    world += place.nproc;
-    roles[node->info.role] += place.nproc;
-    node->info.last_rank = place.node_rank;
-    node->info.last_nnodes = place.nnodes;
+    NodeInfo& info = node->info;
+    info.last_rank = static_cast<int>(places_.size());
+    info.last_nnodes = static_cast<int>(chosen.size());
+    const Placement place{.node_rank = info.last_rank,
+                          .nnodes = info.last_nnodes,
+                          .nproc = info.nproc,
+                          .first_rank = world,
+                          .first_role_rank = roles[info.role]};
+    world += info.nproc;
+    roles[info.role] += info.nproc;
     set_state(*node, State::kRunning);
-    places_.emplace_back(node->info.id, Assignment{place, generation_, restarts_});
+    places_.emplace_back(info.id, Assignment{place, generation_, restarts_});
   }
   for (size_t i = 0; i < chosen.size(); ++i) {
     places_[i].second.place.world_size = world;

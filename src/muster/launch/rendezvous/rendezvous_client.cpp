@@ -1,7 +1,5 @@
 #include "muster/launch/rendezvous/rendezvous_client.h"
 
-#include <algorithm>
-
 namespace muster {
 Result<std::unique_ptr<RendezvousClient>> RendezvousClient::start(std::unique_ptr<Store> store, Options options,
                                                                   Events events) {
@@ -39,9 +37,7 @@ void RendezvousClient::send(NodeEvent event) {
 
 void RendezvousClient::join(NodeInfo node) {
   node.id = options_.node_id;
-  NodeEvent event{NodeEvent::Kind::kJoin};
-  event.node = std::move(node);
-  send(std::move(event));
+  send({.kind = NodeEvent::Kind::kJoin, .node = std::move(node)});
 }
 
 void RendezvousClient::publish(Key key, Bytes value) {
