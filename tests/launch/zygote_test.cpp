@@ -57,7 +57,7 @@ TEST(Warm, RefusesADirectoryOpenToOtherUsers) {
   const auto folder = user_directory(environment);
   ASSERT_TRUE(folder) << folder.error().message;
   EXPECT_EQ(*folder, base + "/muster");
-  EXPECT_EQ(connect_warm({"/bin/python3", {}, environment}).error().code, ErrorCode::kNotFound);
+  EXPECT_EQ(connect_warm(warm_path({"/bin/python3", {}, environment}).value()).error().code, ErrorCode::kNotFound);
   ::chmod(folder->c_str(), 0770);
   EXPECT_EQ(user_directory(environment).error().code, ErrorCode::kUnavailable);
   ::rmdir(folder->c_str());

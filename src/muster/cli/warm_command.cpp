@@ -6,12 +6,9 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
-#include <charconv>
-#include <csignal>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -20,6 +17,7 @@
 #include "muster/launch/command.h"
 #include "muster/launch/failure.h"
 #include "muster/launch/options/command_line.h"
+#include "muster/launch/options/option_values.h"
 #include "muster/launch/private_directories.h"
 #include "muster/launch/process_tree.h"
 #include "muster/launch/workers/warm.h"
@@ -41,7 +39,7 @@ using Facts = std::map<std::string, std::string>;
 
 // Asks the zygote that listens at `path`. kUnavailable if it does not answer in time.
 Result<Facts> ask(const std::string& path, const char* question, Duration patience) {
-  MUSTER_ASSIGN(const Fd socket, connect_warm_at(path));
+  MUSTER_ASSIGN(const Fd socket, connect_warm(path));
   MUSTER_TRY(send_message(socket.get(), question));
   pollfd entry{socket.get(), POLLIN, 0};
   if (::poll(&entry, 1, static_cast<int>(patience / std::chrono::milliseconds(1))) <= 0)
@@ -57,10 +55,7 @@ Result<Facts> ask(const std::string& path, const char* question, Duration patien
 }
 
 std::string describe(const Facts& facts) {
-  const auto fact = [&](const char* name) {
-    const auto found = facts.find(name);
-    return found == facts.end() ? std::string() : found->second;
-  };
+  const auto fact = [&](const char* name) { return value_of(facts, name); };
   const std::string preload = fact("preload").empty() ? "" : " and " + fact("preload");
   return fmt::format("pid {}: {} with torch{}; {} run{}, ends {}", fact("pid"), fact("python"), preload, fact("runs"),
                      fact("runs") == "1" ? "" : "s",
@@ -129,10 +124,7 @@ int start(const std::string& own_path, const WarmOptions& options) {
 // Waits for the end of a zygote without runs, which ends at once. Others end after their last run.
 void await_end(const Facts& facts) {
   if (facts.at("runs") != "0") return;
-  const std::string& text = facts.at("pid");
-  pid_t pid = 0;
-  std::from_chars(text.data(), text.data() + text.size(), pid);
-  (void)has_ended(open_process(pid), kAnswerTime);
+  (void)has_ended(open_process(to_number<pid_t>(facts.at("pid")).value_or(0)), kAnswerTime);
 }
 
 int show(bool stop) {

@@ -8,13 +8,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+
+#include "muster/launch/options/option_values.h"
 
 namespace muster {
 namespace {
@@ -45,9 +46,7 @@ std::vector<pid_t> numbers_in(const char* directory) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
     const std::string name = entry.path().filename();
-    pid_t number = 0;
-    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), number);
-    if (parsed.ec == std::errc() && parsed.ptr == name.data() + name.size()) numbers.push_back(number);
+    if (const auto number = to_number<pid_t>(name)) numbers.push_back(*number);
   }
   return numbers;
 }
@@ -78,6 +77,13 @@ void kill_process(const Fd& process) {
 }
 
 void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+void restore_signals(std::initializer_list<int> numbers) {
+  for (const int number : numbers) ::signal(number, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
 
 std::vector<ChildProcess> running_children() {
   std::vector<ChildProcess> children;

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,9 @@ namespace muster {
 /// From now on, a descendant whose parent dies becomes a child of this process (PR_SET_CHILD_SUBREAPER). So no
 /// descendant can escape.
 void adopt_orphans();
+
+/// After a fork: gives these signals their default effect, and unblocks all signals. Async-signal-safe.
+void restore_signals(std::initializer_list<int> numbers);
 
 /// A pidfd of any process, not only of a child. Empty if there is no such process.
 Fd open_process(pid_t pid);

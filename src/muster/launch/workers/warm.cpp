@@ -50,12 +50,7 @@ Result<std::string> warm_path(const WarmKey& key) {
   return directory + "/warm-" + warm_digest(key);
 }
 
-Result<Fd> connect_warm(const WarmKey& key) {
-  MUSTER_ASSIGN(const std::string path, warm_path(key));
-  return connect_warm_at(path);
-}
-
-Result<Fd> connect_warm_at(const std::string& path) {
+Result<Fd> connect_warm(const std::string& path) {
   MUSTER_ASSIGN(const Address address, socket_at(path));
   Fd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return fail_errno(errno, "cannot make a socket");

@@ -23,8 +23,7 @@ std::string warm_digest(const WarmKey& key);
 /// The path of the socket of this zygote.
 Result<std::string> warm_path(const WarmKey& key);
 
-/// Connects to this zygote. kNotFound if there is none.
-Result<Fd> connect_warm(const WarmKey& key);
-Result<Fd> connect_warm_at(const std::string& path);
+/// Connects to the zygote with this socket. kNotFound if there is none.
+Result<Fd> connect_warm(const std::string& path);
 
 }  // namespace muster

@@ -45,22 +45,11 @@ void fill(Image& image, const WorkerSpec& spec) {
   image.envp.push_back(nullptr);
 }
 
-void restore_signals() {
-  for (const int number : {SIGPIPE, SIGTTOU, SIGINT, SIGTERM, SIGCHLD}) ::signal(number, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
-
 [[noreturn]] void become(const Image& image, pid_t agent, const std::array<int, 3>& stdio, int error_pipe) {
-  if (image.has_terminal) {
-    ::setpgid(0, 0);
-  } else {
-    ::setsid();
-  }
+  image.has_terminal ? ::setpgid(0, 0) : ::setsid();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != agent) ::_exit(128 + SIGKILL);  // the agent died before the line above
-  restore_signals();
+  restore_signals({SIGPIPE, SIGTTOU, SIGINT, SIGTERM, SIGCHLD});
   if (!image.cpus.empty()) ::sched_setaffinity(0, image.cpus.size() * sizeof(cpu_set_t), image.cpus.data());
   bool ok = true;
   for (int fd = 0; fd < 3; ++fd) ok = ok && (stdio[fd] == fd || ::dup2(stdio[fd], fd) == fd);
@@ -77,11 +66,10 @@ Result<> await_exec(int error_pipe, pid_t pid, const std::string& program) {
   while (got < 0 && errno == EINTR);
   if (got != sizeof(error)) return {};
   reap_child(pid);
-  const std::string reason = std::generic_category().message(error);
-  if (error == ENOENT)  // the program exists, so its interpreter is missing
-    return fail(ErrorCode::kNotFound,
-                "cannot start '" + program + "': " + reason + " (the program or its interpreter)");
-  return fail(ErrorCode::kInvalidArgument, "cannot start '" + program + "': " + reason);
+  const std::string message = "cannot start '" + program + "': " + std::generic_category().message(error);
+  if (error != ENOENT) return fail(ErrorCode::kInvalidArgument, message);
+  // The program exists, so its interpreter is missing.
+  return fail(ErrorCode::kNotFound, message + " (the program or its interpreter)");
 }
 
 }  // namespace

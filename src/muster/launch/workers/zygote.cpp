@@ -26,8 +26,9 @@
 
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
+#include <iterator>
+#include <sstream>
 
 #include "muster/base/log.h"
 #include "muster/launch/process_tree.h"
@@ -51,14 +52,15 @@ std::string payload(const WorkerSpec& spec) {
   return text;
 }
 
-// Removes the next word and returns its number; 0 if it is not a number.
-int take_number(std::string_view& text) {
+// Returns the next number of a message; 0 if it is not a number.
+int take_number(std::istream& message) {
   int number = 0;
-  while (text.starts_with(' ')) text.remove_prefix(1);
-  const auto end = std::from_chars(text.data(), text.data() + text.size(), number).ptr;
-  text.remove_prefix(std::min(text.size(), static_cast<size_t>(end - text.data()) + 1));
+  message >> number;
   return number;
 }
+
+// Returns the text after the words that were taken.
+std::string take_text(std::istream& message) { return {std::istreambuf_iterator<char>(message.ignore()), {}}; }
 
 }  // namespace
 
@@ -113,7 +115,8 @@ Result<Fd> Zygote::open_channel() {
 
 // Does not wait: a "ready" message follows, or the end of the channel.
 Result<> Zygote::launch_warm() {
-  MUSTER_ASSIGN(const Fd socket, connect_warm({options_.python, options_.preload, options_.environment}));
+  MUSTER_ASSIGN(const std::string path, warm_path({options_.python, options_.preload, options_.environment}));
+  MUSTER_ASSIGN(const Fd socket, connect_warm(path));
   MUSTER_ASSIGN(const Fd other, open_channel());
   MUSTER_TRY(send_message(socket.get(), "run", {other.get(), STDERR_FILENO}));
   timer_.start(kWarmTime, [this] { on_lost(); });
@@ -215,35 +218,36 @@ void Zygote::on_readable() {
 }
 
 void Zygote::on_message(const std::string& text) {
-  const size_t space = std::min(text.find(' '), text.size());
-  const std::string verb = text.substr(0, space);
-  std::string_view rest = std::string_view(text).substr(std::min(space + 1, text.size()));
+  std::istringstream message(text);
+  std::string verb;
+  message >> verb;
   if (verb == "ready") {
     timer_.stop();
     state_ = State::kReady;
     killed_imports_ = 0;
-    process_ = open_process(take_number(rest));
+    process_ = open_process(take_number(message));
     send_pending();
   } else if (verb == "started") {
-    const int rank = take_number(rest);
-    on_started(rank, take_number(rest));
+    const int rank = take_number(message);
+    on_started(rank, take_number(message));
   } else if (verb == "failed") {
-    const int rank = take_number(rest);
+    const int rank = take_number(message);
     std::erase_if(pending_, [&](const Pending& worker) { return worker.spec.rank == rank; });
-    events_.failed({ErrorCode::kResourceExhausted, fmt::format("rank {} was not started: {}", rank, rest), rank, ""});
+    events_.failed({ErrorCode::kResourceExhausted, fmt::format("rank {} was not started: {}", rank, take_text(message)),
+                    rank, ""});
   } else if (verb == "ended") {
-    const pid_t pid = take_number(rest);
+    const pid_t pid = take_number(message);
     workers_.erase(pid);
-    events_.ended(pid, take_number(rest));
+    events_.ended(pid, take_number(message));
   } else if (verb == "left") {
-    on_left(rest);
+    on_left(message);
   } else if (verb == "empty") {
     timer_.stop();
     events_.empty();
   } else if (verb == "unfit") {
-    fall_back_to_spawn(std::string(rest));
+    fall_back_to_spawn(take_text(message));
   } else if (verb == "refused") {
-    refused_ = Error{ErrorCode::kInvalidArgument, std::string(rest), kNoRank, ""};
+    refused_ = Error{ErrorCode::kInvalidArgument, take_text(message), kNoRank, ""};
     close_channel();
     state_ = State::kNone;
     const bool waited_for = !pending_.empty();
@@ -258,14 +262,9 @@ void Zygote::on_started(int rank, pid_t pid) {
   events_.started(rank, pid);
 }
 
-void Zygote::on_left(std::string_view list) {
+void Zygote::on_left(std::istream& list) {
   std::vector<ChildProcess> left;
-  while (!list.empty()) {
-    const pid_t pid = take_number(list);
-    const size_t end = std::min(list.find('\n'), list.size());
-    left.push_back({pid, std::string(list.substr(0, end))});
-    list.remove_prefix(std::min(end + 1, list.size()));
-  }
+  for (ChildProcess child; list >> child.pid && std::getline(list.ignore(), child.name);) left.push_back(child);
   if (auto answer = std::exchange(on_left_, {})) answer(left);
 }
 

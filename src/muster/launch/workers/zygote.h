@@ -1,8 +1,8 @@
 #pragma once
 
 #include <deque>
+#include <iosfwd>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -63,7 +63,7 @@ class Zygote : public WorkerLauncher {
   void on_readable();
   void on_message(const std::string& text);
   void on_started(int rank, pid_t pid);
-  void on_left(std::string_view list);
+  void on_left(std::istream& list);
   void fall_back_to_spawn(const std::string& why);
   void on_lost();
   bool was_killed();

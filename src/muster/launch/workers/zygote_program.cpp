@@ -4,17 +4,17 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 
+#include "muster/launch/process_tree.h"
+
 namespace muster {
 namespace {
 
-constexpr int kTextFd = 3, kSocketFd = 4;
 constexpr size_t kMaxMessage = 64 << 10;
 constexpr size_t kMaxFds = 8;
 constexpr size_t kTitleRoom = 4096;  // space for the command lines that workers show
@@ -25,10 +25,7 @@ constexpr const char* kLoad =
 [[noreturn]] void become(const ZygoteStart& start, int text, std::vector<char*>& argv, std::vector<char*>& envp) {
   start.detached ? ::setsid() : ::setpgid(0, 0);
   if (!start.detached) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  for (const int number : {SIGPIPE, SIGTTOU, SIGINT, SIGTERM, SIGCHLD, SIGHUP}) ::signal(number, SIG_DFL);
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  restore_signals({SIGPIPE, SIGTTOU, SIGINT, SIGTERM, SIGCHLD, SIGHUP});
   // Duplicates to high numbers first, so that no dup2() overwrites a descriptor that is still needed.
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   const std::array<int, 5> from = {null, start.output, start.output, text, start.socket};
