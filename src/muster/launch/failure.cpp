@@ -12,6 +12,8 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 
 namespace muster {
 namespace {
@@ -40,11 +42,8 @@ std::string last_lines(std::string_view text, int count) {
 
 std::string indented(std::string_view text) {
   std::string out;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    out += "\n    " + std::string(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
+  std::istringstream lines{std::string(text)};
+  for (std::string line; std::getline(lines, line);) out += "\n    " + line;
   return out;
 }
 
@@ -62,12 +61,10 @@ bool is_line_prefix(std::string_view prefix) {
 
 std::string without_prefix(std::string_view text, std::string_view prefix) {
   std::string out;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('\n'), text.size() - 1) + 1;
-    std::string_view line = text.substr(0, end);
-    if (line.starts_with(prefix)) line.remove_prefix(prefix.size());
-    out += line;
-    text.remove_prefix(end);
+  std::istringstream lines{std::string(text)};
+  for (std::string line; std::getline(lines, line);) {
+    out += line.starts_with(prefix) ? line.substr(prefix.size()) : line;
+    if (!lines.eof()) out += '\n';
   }
   return out;
 }
@@ -86,6 +83,13 @@ std::string error_json(const std::string& message, int status, const std::string
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+// Returns the text at a JSON pointer, if there is one.
+std::optional<std::string> text_at(const nlohmann::json& json, const char* path) {
+  const nlohmann::json::json_pointer pointer(path);
+  if (!json.contains(pointer) || !json[pointer].is_string()) return std::nullopt;
+  return json[pointer].get<std::string>();
+}
+
 }  // namespace
 
 std::string WorkerExit::to_string() const {
@@ -94,24 +98,13 @@ std::string WorkerExit::to_string() const {
 }
 
 WorkerExit worker_exit(int rank, const std::string& host, pid_t pid, int wait_status) {
-  WorkerExit exit{rank, host, pid};
-  if (WIFSIGNALED(wait_status)) {
-    exit.signal = WTERMSIG(wait_status);
-  } else {
-    exit.code = WEXITSTATUS(wait_status);
-  }
-  return exit;
+  if (WIFSIGNALED(wait_status)) return {rank, host, pid, 0, WTERMSIG(wait_status)};
+  return {rank, host, pid, WEXITSTATUS(wait_status)};
 }
 
 int exit_status(const Error& error) {
-  switch (error.code) {
-    case ErrorCode::kNotFound:
-      return 127;
-    case ErrorCode::kInvalidArgument:
-      return 126;
-    default:
-      return 1;
-  }
+  if (error.code == ErrorCode::kNotFound) return 127;
+  return error.code == ErrorCode::kInvalidArgument ? 126 : 1;
 }
 
 int print_error(std::string_view command, const std::string& message, int status) {
@@ -133,14 +126,9 @@ std::string last_traceback(std::string_view stderr_text) {
 
 std::string error_file_traceback(std::string_view json) {
   const auto parsed = nlohmann::json::parse(json, nullptr, false);
-  if (!parsed.is_object() || !parsed.contains("message")) return "";
-  const auto& message = parsed["message"];
-  if (message.is_string()) return message.get<std::string>();
-  if (!message.is_object()) return "";
-  const auto extra = message.value("extraInfo", nlohmann::json::object());
-  if (extra.is_object() && extra.contains("py_callstack") && extra["py_callstack"].is_string())
-    return last_lines(extra["py_callstack"].get<std::string>(), kTracebackLines);
-  return message.contains("message") && message["message"].is_string() ? message["message"].get<std::string>() : "";
+  if (const auto message = text_at(parsed, "/message")) return *message;
+  if (const auto stack = text_at(parsed, "/message/extraInfo/py_callstack")) return last_lines(*stack, kTracebackLines);
+  return text_at(parsed, "/message/message").value_or("");
 }
 
 void write_error_file(const std::string& path, const WorkerExit& exit, const std::string& traceback) {
