@@ -1,15 +1,11 @@
 #include "muster/cli/commands.h"
 
-#include <dirent.h>
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/mman.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -97,48 +93,41 @@ void show(const Recordings& chosen, const Recordings& all, size_t last) {
   for (const auto& [id, text] : differences) std::fputs(text.c_str(), stdout);
 }
 
-Recordings of_all(const std::string& run_id = "") {
-  Recordings found;
-  for (const pid_t pid : processes_with_recordings()) {
-    for (Recording& recording : recordings_of(pid))
-      if (run_id.empty() || recording.of_job(run_id)) found.push_back(std::move(recording));
+/// The processes that the user chooses: by PID, by job, or all.
+struct Choice {
+  std::vector<pid_t> pids;
+  std::string run_id;
+
+  void add_to(CLI::App& app) {
+    app.add_option("PID", pids, "the processes; by default all processes of this user on this host that have groups")
+        ->type_name("");
+    app.add_option("--job,-j", run_id, "all ranks of the job with this --rdzv-id on this host")->type_name("NAME");
   }
-  return found;
-}
+};
 
 /// Why a process has no recordings.
 std::string reason(pid_t pid) {
-  const std::string directory = fmt::format("/proc/{}/fd", pid);
-  if (DIR* const open = opendir(directory.c_str()); open != nullptr) {
-    closedir(open);
-    return fmt::format("process {} has no muster group (or its MUSTER_RECORDER is 0)", pid);
-  }
-  if (errno == ENOENT) return fmt::format("there is no process {}", pid);
-  return fmt::format("cannot look into process {}: {}", pid, std::strerror(errno));
+  std::error_code error;
+  const std::filesystem::directory_iterator open(fmt::format("/proc/{}/fd", pid), error);
+  if (!error) return fmt::format("process {} has no muster group (or its MUSTER_RECORDER is 0)", pid);
+  if (error == std::errc::no_such_file_or_directory) return fmt::format("there is no process {}", pid);
+  return fmt::format("cannot look into process {}: {}", pid, error.message());
 }
 
-/// False if a process has no recordings; the reason is printed.
-bool collect(const char* command, const std::vector<pid_t>& pids, Recordings& found) {
-  for (const pid_t pid : pids) {
+/// kNotFound if there are none, or if a process that was chosen by its PID has none.
+Result<Recordings> find_recordings(const Choice& choice) {
+  Recordings found;
+  for (const pid_t pid : choice.pids.empty() ? processes_with_recordings() : choice.pids) {
     Recordings of_one = recordings_of(pid);
-    if (of_one.empty()) {
-      print_error(command, reason(pid), 1);
-      return false;
-    }
-    std::move(of_one.begin(), of_one.end(), std::back_inserter(found));
+    if (of_one.empty() && !choice.pids.empty()) return fail(ErrorCode::kNotFound, reason(pid));
+    for (Recording& recording : of_one)
+      if (!choice.pids.empty() || choice.run_id.empty() || recording.of_job(choice.run_id))
+        found.push_back(std::move(recording));
   }
-  return true;
-}
-
-void add_choice(CLI::App& app, std::vector<pid_t>& pids, std::string& run_id) {
-  app.add_option("PID", pids, "the processes; by default all processes of this user on this host that have groups")
-      ->type_name("");
-  app.add_option("--job,-j", run_id, "all ranks of the job with this --rdzv-id on this host")->type_name("NAME");
-}
-
-int none_found(const char* command, const std::string& run_id) {
-  const std::string of_job = run_id.empty() ? "" : " in the job " + run_id + " (`muster status` lists the jobs)";
-  return print_error(command, fmt::format("no process of this user on this host has a muster group{}", of_job), 1);
+  if (!found.empty()) return found;
+  const std::string of_job =
+      choice.run_id.empty() ? "" : " in the job " + choice.run_id + " (`muster status` lists the jobs)";
+  return fail(ErrorCode::kNotFound, "no process of this user on this host has a muster group" + of_job);
 }
 
 /// Python draws the picture. It inherits the trace as a file without a name.
@@ -153,53 +142,48 @@ int draw(const std::string& own_path, const std::string& trace, const std::strin
 }  // namespace
 
 int dump_command(const std::string&, const std::vector<std::string>& args) {
-  std::vector<pid_t> pids;
-  std::string run_id;
+  Choice choice;
   bool as_json = false;
   size_t last = kShown;
   CLI::App app(
       "Shows the last operations of the groups of running ranks, and what they wait for. Ranks may hang or be stopped.",
       "muster dump");
-  add_choice(app, pids, run_id);
+  choice.add_to(app);
   app.add_option("--last,-n", last, "number of operations of each group")
       ->check(number_between(0, 1e9, "a number from 0 up"))
       ->type_name("N")
       ->capture_default_str();
   app.add_flag("--json", as_json, "print one JSON array, with all operations unless --last is given");
   if (const auto end = parse_command_line(app, args)) return *end;
-  Recordings chosen;
-  if (pids.empty()) chosen = of_all(run_id);
-  if (!collect("dump", pids, chosen)) return 1;
-  if (chosen.empty()) return none_found("dump", run_id);
+  const auto chosen = find_recordings(choice);
+  if (!chosen) return print_error("dump", chosen.error().message, 1);
   if (as_json) {
-    std::puts(to_json(chosen, app.count("--last") > 0 ? last : SIZE_MAX).c_str());
+    std::puts(to_json(*chosen, app.count("--last") > 0 ? last : SIZE_MAX).c_str());
   } else {
-    show(chosen, of_all(), last);
+    show(*chosen, find_recordings(Choice()).value_or(Recordings()), last);
   }
   return 0;
 }
 
 int trace_command(const std::string& own_path, const std::vector<std::string>& args) {
-  std::vector<pid_t> pids;
-  std::string path = "muster-trace.json", run_id;
+  Choice choice;
+  std::string path = "muster-trace.json";
   CLI::App app(
       "Writes the last operations of running ranks as a trace for https://ui.perfetto.dev or chrome://tracing, or as a "
       "picture of the last step of each rank that trains with muster.nn.DistributedDataParallel.",
       "muster trace");
-  add_choice(app, pids, run_id);
+  choice.add_to(app);
   app.add_option("-o,--output", path, "the file to write: the trace, or the picture if it ends in .png")
       ->type_name("FILE")
       ->capture_default_str();
   if (const auto end = parse_command_line(app, args)) return *end;
-  Recordings chosen;
-  if (pids.empty()) chosen = of_all(run_id);
-  if (!collect("trace", pids, chosen)) return 1;
-  if (chosen.empty()) return none_found("trace", run_id);
-  if (std::filesystem::path(path).extension() == ".png") return draw(own_path, to_trace(chosen), path);
+  const auto chosen = find_recordings(choice);
+  if (!chosen) return print_error("trace", chosen.error().message, 1);
+  if (std::filesystem::path(path).extension() == ".png") return draw(own_path, to_trace(*chosen), path);
   std::ofstream file(path, std::ios::trunc);
-  file << to_trace(chosen) << std::flush;
+  file << to_trace(*chosen) << std::flush;
   if (!file) return print_error("trace", "cannot write " + path, 1);
-  std::printf("%s: %zu recording%s\n", path.c_str(), chosen.size(), chosen.size() == 1 ? "" : "s");
+  std::printf("%s: %zu recording%s\n", path.c_str(), chosen->size(), chosen->size() == 1 ? "" : "s");
   return 0;
 }
 

@@ -39,9 +39,8 @@ std::optional<json> read_live_agent(const std::filesystem::path& path) {
   std::array<char, 4096> text{};
   const ssize_t size = ::pread(file.get(), text.data(), text.size(), 0);
   json value = parse(std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(size, 0))));
-  if (!value.is_object() || !value.contains("store") || !value.contains("secret") || !value.contains("run_id") ||
-      !value.contains("process_domain"))
-    return std::nullopt;
+  for (const char* name : {"store", "secret", "run_id", "process_domain"})
+    if (!value.contains(name)) return std::nullopt;
   return value;
 }
 

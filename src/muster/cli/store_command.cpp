@@ -4,13 +4,11 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
 #include <map>
-#include <optional>
 
 #include "muster/cli/store_serve.h"
 #include "muster/cli/store_show.h"
@@ -35,6 +33,8 @@ struct StoreArgs {
   bool json = false, wait = false, values = false;
   ServeOptions serve;
 };
+
+Duration seconds(double count) { return Duration(static_cast<int64_t>(count * 1e9)); }
 
 Result<Bytes> secret(const StoreArgs& args) {
   const char* given = std::getenv("MUSTER_SECRET");
@@ -79,7 +79,7 @@ Result<> get(const StoreArgs& args, Store& store, const Deadline& deadline) {
     if (!there) return no_such_key(args.key, " (--wait waits for it)");
   }
   MUSTER_ASSIGN(const Bytes value, store.get(args.key, deadline));
-  if (args.json) return write_out(as_json({args.key, &value, ""}) + "\n");
+  if (args.json) return write_out(as_json({args.key, &value}) + "\n");
   // Prints the exact value. A terminal also gets an end of line.
   return write_out(to_string(value) + (::isatty(STDOUT_FILENO) == 1 ? "\n" : ""));
 }
@@ -128,50 +128,42 @@ Result<std::map<Key, Bytes>> contents(Store& store, const std::string& prefix, c
   return found;
 }
 
+std::string line(const StoreArgs& args, const ShownKey& shown) {
+  return (args.json ? as_json(shown) : as_text(shown)) + "\n";
+}
+
 Result<> list(const StoreArgs& args, Store& store, const Deadline& deadline) {
   std::string out;
   if (args.values) {
     MUSTER_ASSIGN(const auto found, contents(store, args.prefix, deadline));
-    for (const auto& [key, value] : found) {
-      out += args.json ? as_json({key, &value, ""}) : printable(key) + "  " + printable(to_string(value));
-      out += '\n';
-    }
+    for (const auto& [key, value] : found) out += line(args, {key, &value});
   } else {
     MUSTER_ASSIGN(const auto keys, store.list_keys(args.prefix, deadline));
-    for (const Key& key : keys) out += (args.json ? as_json({key, nullptr, ""}) : printable(key)) + "\n";
+    for (const Key& key : keys) out += line(args, {key});
   }
   return write_out(out);
 }
 
-Result<> show_change(const StoreArgs& args, const std::string& change, const Key& key, const Bytes* value) {
-  if (args.json) return write_out(as_json({key, value, change}) + "\n");
-  const std::string shown = value == nullptr ? "" : "  " + printable(to_string(*value));
-  return write_out(change + "  " + printable(key) + shown + "\n");
-}
-
 // Polls every `interval`, so a key that is set and deleted in between is not seen. Ends after `count` changes.
 Result<> watch(const StoreArgs& args, Store& store, const Deadline&) {
-  const Duration interval(static_cast<int64_t>(args.interval * 1e9));
-  const auto read = [&] {
-    return contents(store, args.prefix, Deadline::after(Duration(static_cast<int64_t>(args.timeout * 1e9))));
-  };
   int64_t seen = 0;
   std::map<Key, Bytes> before;
   while (true) {
-    MUSTER_ASSIGN(auto now, read());
+    MUSTER_ASSIGN(auto now, contents(store, args.prefix, Deadline::after(seconds(args.timeout))));
+    std::vector<ShownKey> changes;
     for (const auto& [key, value] : now) {
       const auto old = before.find(key);
-      if (old != before.end() && old->second == value) continue;
-      MUSTER_TRY(show_change(args, old == before.end() ? "set" : "changed", key, &value));
-      if (++seen == args.count) return {};
+      if (old == before.end()) changes.push_back({key, &value, "set"});
+      if (old != before.end() && old->second != value) changes.push_back({key, &value, "changed"});
     }
-    for (const auto& [key, value] : before) {
-      if (now.contains(key)) continue;
-      MUSTER_TRY(show_change(args, "deleted", key, nullptr));
+    for (const auto& [key, value] : before)
+      if (!now.contains(key)) changes.push_back({key, nullptr, "deleted"});
+    for (const ShownKey& change : changes) {
+      MUSTER_TRY(write_out(line(args, change)));
       if (++seen == args.count) return {};
     }
     before = std::move(now);
-    ::poll(nullptr, 0, Deadline::after(interval).poll_timeout_ms());
+    ::poll(nullptr, 0, Deadline::after(seconds(args.interval)).poll_timeout_ms());
   }
 }
 
@@ -250,35 +242,30 @@ struct CommandLine {
     serve->add_option("--listen", args.serve.listen, "host:port, unix:/path or unix:@name; port 0 takes a free one")
         ->default_str(kDefaultListen);
     serve->add_option("--torch-listen", args.serve.torch_listen, "host:port for torch.distributed.TCPStore clients");
-    serve->add_option("--threads", args.serve.threads,
+    serve->add_option("--threads", args.serve.server.threads,
                       "number of threads; the default is one per two cores, at most 16, and one for a proxy");
     auto* upstream =
-        serve->add_option("--upstream", args.serve.upstream, "run a proxy of the store server at this URL");
-    serve->add_flag("--tiered", args.serve.tiered, "as a proxy: merge adds and barriers, and answer reads from leases")
+        serve->add_option("--upstream", args.serve.server.upstream, "run a proxy of the store server at this URL");
+    serve
+        ->add_flag("--tiered", args.serve.server.tiered,
+                   "as a proxy: merge adds and barriers, and answer reads from leases")
         ->needs(upstream);
   }
 };
 
-int status_of(const Error& error) {
-  switch (error.code) {
-    case ErrorCode::kNotFound:
-    case ErrorCode::kTimeout:
-      return 1;
-    case ErrorCode::kInvalidArgument:
-      return 2;
-    default:
-      return 3;
-  }
+int status_of(ErrorCode code) {
+  if (code == ErrorCode::kNotFound || code == ErrorCode::kTimeout) return 1;
+  return code == ErrorCode::kInvalidArgument ? 2 : 3;
 }
 
 Result<> run(CommandLine& command_line) {
   StoreArgs& args = command_line.args;
   if (command_line.serve->parsed()) {
     if (args.serve.listen.empty()) args.serve.listen = {kDefaultListen};
-    MUSTER_ASSIGN(args.serve.secret, secret(args));
+    MUSTER_ASSIGN(args.serve.server.credentials.secret, secret(args));
     return serve_store(args.serve);
   }
-  const Deadline deadline = Deadline::after(Duration(static_cast<int64_t>(args.timeout * 1e9)));
+  const Deadline deadline = Deadline::after(seconds(args.timeout));
   MUSTER_ASSIGN(const auto store, open(args, deadline));
   return command_line.commands.at(command_line.app.get_subcommands().front())(args, *store, deadline);
 }
@@ -294,7 +281,7 @@ int store_command(const std::string&, const std::vector<std::string>& args) {
   const Result<> done = run(command_line);
   if (done) return 0;
   const std::string command = "store " + command_line.app.get_subcommands().front()->get_name();
-  return print_error(command, done.error().message, status_of(done.error()));
+  return print_error(command, done.error().message, status_of(done.error().code));
 }
 
 std::vector<CommandSyntax> store_subcommands() {

@@ -6,7 +6,6 @@
 #include <cstdio>
 
 #include "muster/io/connect/tls.h"
-#include "muster/store/server/server.h"
 
 namespace muster {
 namespace {
@@ -55,18 +54,14 @@ Result<std::unique_ptr<StoreServer>> start(const StoreServerOptions& options) {
 }  // namespace
 
 Result<> serve_store(const ServeOptions& options) {
-  StoreServerOptions server;
+  StoreServerOptions server = options.server;
   MUSTER_ASSIGN(server.muster_listen, addresses_of(options.listen));
   MUSTER_ASSIGN(server.torch_listen, addresses_of(options.torch_listen));
   MUSTER_ASSIGN(server.credentials.tls, TlsContext::from_environment());
-  server.credentials.secret = options.secret;
-  server.threads = options.threads;
-  server.upstream = options.upstream;
-  server.tiered = options.tiered;
   const auto open = [](const std::vector<Address>& all) {
     return std::any_of(all.begin(), all.end(), reachable_from_outside);
   };
-  if (open(server.muster_listen) && options.secret.empty() && server.credentials.tls == nullptr) {
+  if (open(server.muster_listen) && server.credentials.secret.empty() && server.credentials.tls == nullptr) {
     return fail(
         ErrorCode::kInvalidArgument,
         "anyone on the network could use this store: give --secret-file or MUSTER_SECRET here and to its clients");

@@ -3,8 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/bytes.h"
-#include "muster/base/error.h"
+#include "muster/store/server/server.h"
 
 namespace muster {
 
@@ -13,10 +12,7 @@ namespace muster {
 struct ServeOptions {
   std::vector<std::string> listen;        ///< for muster's protocol
   std::vector<std::string> torch_listen;  ///< for PyTorch's TCPStore protocol
-  unsigned threads = 0;                   ///< 0: one per two cores, and one for a proxy
-  std::string upstream;                   ///< the URL of a store server, to be its proxy; empty: hold the data
-  bool tiered = false;                    ///< as a proxy: merge requests, and answer reads from leases
-  Bytes secret;
+  StoreServerOptions server;              ///< the other options; serve_store() sets the addresses and TLS
 };
 
 /// Serves until SIGINT or SIGTERM. Prints its addresses when it listens.

@@ -26,17 +26,16 @@ void put(Json& object, const std::string& name, const std::string& bytes) {
 
 // The names as in JSON. The text output replaces underscores by spaces.
 std::vector<std::pair<std::string, uint64_t>> counters(const StoreStat& stat) {
-  const auto number = [](auto value) { return static_cast<uint64_t>(value); };
-  return {{"clients", number(stat.clients)},
-          {"keys", number(stat.keys)},
-          {"queues", number(stat.queues)},
-          {"waiters", number(stat.waiters)},
-          {"operations", number(stat.operations)},
-          {"messages_in", number(stat.messages_in)},
-          {"messages_out", number(stat.messages_out)},
-          {"bytes_in", number(stat.bytes_in)},
-          {"bytes_out", number(stat.bytes_out)},
-          {"threads", number(stat.threads)}};
+  return {{"clients", stat.clients},
+          {"keys", stat.keys},
+          {"queues", stat.queues},
+          {"waiters", stat.waiters},
+          {"operations", stat.operations},
+          {"messages_in", stat.messages_in},
+          {"messages_out", stat.messages_out},
+          {"bytes_in", stat.bytes_in},
+          {"bytes_out", stat.bytes_out},
+          {"threads", stat.threads}};
 }
 
 }  // namespace
@@ -70,6 +69,12 @@ std::string as_json(const StoreStat& stat) {
   object["cpu_seconds"] = stat.cpu_seconds;
   object["uptime_seconds"] = stat.uptime_seconds;
   return object.dump();
+}
+
+std::string as_text(const ShownKey& shown) {
+  const std::string change = shown.change.empty() ? "" : shown.change + "  ";
+  const std::string value = shown.value == nullptr ? "" : "  " + printable(to_string(*shown.value));
+  return change + printable(shown.key) + value;
 }
 
 std::string as_text(const StoreStat& stat) {

@@ -27,7 +27,7 @@ constexpr int kOversubscribedRanks = 4, kCrowdedCores = 2;
 constexpr size_t kSmall = 8, kLarge = 8 << 20;
 
 /// Seconds per call of `body`: the minimum of several batches, because other load only adds time.
-double seconds_each(int calls, const std::function<void()>& body, int batches = 5) {
+double seconds_each(int calls, int batches, const std::function<void()>& body) {
   double minimum = 1e9;
   for (int batch = 0; batch < batches; ++batch) {
     const TimePoint begin = steady_clock().now();
@@ -45,14 +45,13 @@ class Measurement {
   /// Broadcasts between two ranks are messages. Measures them back and forth, in a row, and with large messages.
   Result<LinkCost> links() {
     input_.resize(kLarge);
-    const double there = seconds_each(200,
-                                      [this] {
-                                        broadcast(0, kSmall);
-                                        broadcast(1, kSmall);
-                                      }) /
-                         2;
-    const double in_a_row = seconds_each(1000, [this] { broadcast(0, kSmall); });
-    const double large = seconds_each(4, [this] { broadcast(0, kLarge); });
+    const double both = seconds_each(200, 5, [this] {
+      broadcast(0, kSmall);
+      broadcast(1, kSmall);
+    });
+    const double there = both / 2;
+    const double in_a_row = seconds_each(1000, 5, [this] { broadcast(0, kSmall); });
+    const double large = seconds_each(4, 5, [this] { broadcast(0, kLarge); });
     MUSTER_TRY(outcome_);
     // In a row, both ends work at the same time; back and forth, they work in turn.
     LinkCost cost;
@@ -65,8 +64,7 @@ class Measurement {
   /// Costs of shared memory with a core for each rank: of a step without data, and of steps that mostly copy.
   Result<MemoryCosts> memory() {
     MemoryCosts costs;
-    costs.wait = seconds_each(
-        500, [this] { note(group_.barrier()); }, 40);
+    costs.wait = seconds_each(500, 40, [this] { note(group_.barrier()); });
     costs.cached_bytes_per_second = copy_speed(kCachedTensors, 4, 60, costs.wait);
     costs.bytes_per_second = copy_speed(kUncachedTensors, 1, 20, costs.wait);
     costs.measured = true;
@@ -76,8 +74,7 @@ class Measurement {
 
   /// The time of a step per rank, for ranks that take turns on a core.
   Result<double> turn() {
-    const double step = seconds_each(
-        50, [this] { note(group_.barrier()); }, 10);
+    const double step = seconds_each(50, 10, [this] { note(group_.barrier()); });
     MUSTER_TRY(outcome_);
     return step * usable_cores() / group_.membership().size;
   }
@@ -98,7 +95,7 @@ class Measurement {
       note(group_.all_gather({input_.data(), block, Dtype::kUint8}, {output_.data(), 2 * block, Dtype::kUint8}));
     };
     const HostPlan plan = plan_on_host({.collective = Collective::kAllGather, .bytes = block, .element = 1});
-    const double seconds = seconds_each(calls, gather, batches);
+    const double seconds = seconds_each(calls, batches, gather);
     // Waits overlap with copies, so the waits may seem to take all of the time.
     return plan.copied / std::max(seconds / 2, seconds - static_cast<double>(plan.waits) * wait);
   }
@@ -149,9 +146,9 @@ Result<T> measure(const std::string& transport, Result<T> (Measurement::*body)()
 double reduce_speed() {
   const std::vector<float> from(256 << 10, 1);
   std::vector<float> to(from.size());
-  const size_t bytes = from.size() * sizeof(float);
-  return static_cast<double>(bytes) /
-         seconds_each(20, [&] { reduce_into(to.data(), from.data(), from.size(), Dtype::kFloat32, ReduceOp::kSum); });
+  const double seconds =
+      seconds_each(20, 5, [&] { reduce_into(to.data(), from.data(), from.size(), Dtype::kFloat32, ReduceOp::kSum); });
+  return static_cast<double>(from.size() * sizeof(float)) / seconds;
 }
 
 Result<MachineCosts> measure_machine() {
