@@ -160,12 +160,15 @@ TEST(RunOptions, EveryOptionHasItsVariable) {
   for (const auto& row : option_table()) {
     std::string variable = "PET_" + row.name().substr(2);
     for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
-    const auto words = parse_args({"a.py"}, {{variable, row.flag == nullptr ? "7" : "1"}});
-    ASSERT_TRUE(words) << variable << ": " << words.error().message;
+    const Environment environment = {{variable, row.flag == nullptr ? "7" : "1"}};
+    const Machine machine;
+    ParseContext context{environment, machine};
+    const auto parsed = parse_args({"a.py"}, context);
+    ASSERT_TRUE(parsed) << variable << ": " << parsed.error().message;
     if (row.flag == nullptr) {
-      EXPECT_EQ(words->raw.*row.text, "7") << variable;
+      EXPECT_EQ(context.raw.*row.text, "7") << variable;
     } else {
-      EXPECT_TRUE(words->raw.*row.flag) << variable;
+      EXPECT_TRUE(context.raw.*row.flag) << variable;
     }
   }
 }
