@@ -3,6 +3,7 @@
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,10 +20,15 @@ Run = Callable[..., str]
 @pytest.fixture(scope="module")
 def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    # A copy of the tree that builds in the same relative folder with the same flags: the compiler cache has the objects.
+    tree = folder / "muster"
+    shutil.copytree(root, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "dist", "out", "__pycache__"))
+    (tree / ".venv").symlink_to(sys.prefix)
+    pip = [tree / ".venv/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    settings = ["-Cbuild-dir=build/release", f"-Ccmake.define.MUSTER_WERROR={os.environ.get('WERROR', 'OFF')}"]
     # The compiler name that CMake itself would choose, because the compiler cache treats other names as other
     # compilers.
-    run([*pip, "--wheel-dir", folder, root], timeout=1800, env={"CXX": os.environ.get("CXX", "c++")})
+    run([*pip, *settings, "--wheel-dir", folder, tree], timeout=1800, env={"CXX": os.environ.get("CXX", "c++")})
     (built,) = folder.glob("torch_muster-*.whl")
     return built
 
