@@ -67,6 +67,7 @@ PUBLIC_HEADERS = {
     "launch/workers/zygote_program.h",
     "store/proxy/proxy.h",
     "store/server/server.h",
+    "store/state/state.h",
     "transport/shm/shm_link.h",
     "transport/socket/socket_link.h",
 }

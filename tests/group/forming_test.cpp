@@ -3,31 +3,25 @@
 
 #include "group/ranks.h"
 #include "muster/group/form/rank_exchange.h"
-#include "muster/store/request_store.h"
+#include "muster/store/state/state.h"
 
 namespace muster {
 namespace {
 
 Deadline test_deadline() { return Deadline::after(std::chrono::seconds(60)); }
 
-/// The store requests that forming needs. Reading the records of other ranks waits for `released`.
-class HeldStore final : public RequestStore {
+/// A store in which reading the records of other ranks waits for `released`.
+class HeldStore final : public Store {
  public:
   HeldStore(std::shared_ptr<Store> base, std::shared_future<void> released)
       : base_(std::move(base)), released_(std::move(released)) {}
-  Result<Bytes> get(const Key& key, const Deadline& deadline) override { return base_->get(key, deadline); }
-  Result<Bytes> compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline) override {
-    return base_->compare_set(key, expected, desired, deadline);
-  }
-  Result<std::vector<Bytes>> multi_get(const std::vector<Key>& keys, const Deadline& deadline) override {
-    released_.wait();
-    return base_->multi_get(keys, deadline);
+  Result<Reply> call(Request request, const Deadline& deadline) override {
+    if (request.operation == StoreOperation::kMultiGet) released_.wait();
+    return base_->call(std::move(request), deadline);
   }
   Result<std::unique_ptr<Store>> clone() override { return std::make_unique<HeldStore>(base_, released_); }
 
  private:
-  Result<Reply> call(Request, const Deadline&) override { return fail(ErrorCode::kUnsupported, "not held"); }
-
   const std::shared_ptr<Store> base_;
   const std::shared_future<void> released_;
 };

@@ -3,8 +3,8 @@
 #include <sys/socket.h>
 
 #include "muster/store/connect.h"
+#include "muster/store/external_store.h"
 #include "muster/store/protocol/messages.h"
-#include "muster/store/request_store.h"
 #include "store/store_model.h"
 #include "store/torch_client.h"
 

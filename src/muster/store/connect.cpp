@@ -12,8 +12,7 @@ bool refusal(const Error& error) {
   return error.code == ErrorCode::kAuthentication || error.code == ErrorCode::kProtocol;
 }
 
-}  // namespace
-
+// Resolves host names.
 Result<std::vector<Address>> addresses_of_store(const std::string& url) {
   if (!url.starts_with(kTcpScheme)) {
     MUSTER_ASSIGN(const Address address, Address::parse(url));
@@ -23,6 +22,8 @@ Result<std::vector<Address>> addresses_of_store(const std::string& url) {
   if (where.port == 0) return fail(ErrorCode::kInvalidArgument, "the store's address " + url + " has no port");
   return resolve(where.host, where.port);
 }
+
+}  // namespace
 
 DialOptions store_dial_options(const Address& address, const Credentials& credentials, ByteView hello) {
   DialOptions options{credentials, Bytes(hello.begin(), hello.end())};

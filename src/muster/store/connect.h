@@ -20,9 +20,7 @@ Result<Connection> connect_to_store(const std::string& url, const Credentials& c
 Result<> close_session(const std::string& url, const Credentials& credentials, const SessionId& session,
                        const Deadline& deadline);
 
-/// The addresses of a store's URL. Resolves host names.
-Result<std::vector<Address>> addresses_of_store(const std::string& url);
-/// The options to dial one of these addresses.
+/// The options to dial a store's address.
 DialOptions store_dial_options(const Address& address, const Credentials& credentials, ByteView hello);
 
 }  // namespace muster

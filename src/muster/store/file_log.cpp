@@ -25,22 +25,9 @@ namespace {
 constexpr std::string_view kLogMagic = "MUSTLOG1";
 constexpr size_t kRecordHeaderBytes = 2 * sizeof(uint64_t) + kFrameHeaderBytes;
 
-class FileLock {
- public:
-  explicit FileLock(int fd) : fd_(fd), held_(flock(fd, LOCK_EX | LOCK_NB) == 0), error_(held_ ? 0 : errno) {}
-  ~FileLock() {
-    if (held_) flock(fd_, LOCK_UN);
-  }
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-  bool held() const { return held_; }
-  bool busy() const { return error_ == EWOULDBLOCK || error_ == EINTR; }
-  int error() const { return error_; }
-
- private:
-  int fd_;
-  bool held_;
-  int error_;
+struct Unlock {
+  int fd;
+  ~Unlock() { flock(fd, LOCK_UN); }
 };
 
 }  // namespace
@@ -135,9 +122,11 @@ Result<FileLog::Outcome> FileLog::append(const Request& request, ClientId client
   MUSTER_ASSIGN(const Bytes frame, encode_request(request));
   const Bytes body = Writer().put(client).put_raw(frame).take();
   const Bytes record = Writer().put(fnv1a(body)).put_raw(body).take();
-  const FileLock lock(fd_.get());
-  if (lock.busy()) return Outcome::kBusy;
-  if (!lock.held()) return fail_errno(lock.error(), "cannot lock the file store " + path_);
+  if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK || errno == EINTR) return Outcome::kBusy;
+    return failed("lock");
+  }
+  const Unlock unlock{fd_.get()};
   MUSTER_TRY(catch_up(apply));
   if (!wanted()) return Outcome::kNotWanted;
   MUSTER_ASSIGN(const uint64_t size, this->size());

@@ -5,8 +5,8 @@
 #include <unordered_map>
 
 #include "muster/base/random.h"
+#include "muster/store/external_store.h"
 #include "muster/store/file_log.h"
-#include "muster/store/request_store.h"
 
 namespace muster {
 namespace {
@@ -16,7 +16,7 @@ constexpr Duration kMaxPollPause = 50ms;
 
 // Every process has its own StoreState and updates it from the log. A waiting call polls the log, with pauses that
 // grow.
-class FileStore : public RequestStore {
+class FileStore : public Store {
  public:
   FileStore(std::string path, std::unique_ptr<FileLog> log) : path_(std::move(path)), log_(std::move(log)) {
     fill_secure_random({reinterpret_cast<uint8_t*>(&self_), sizeof self_});
@@ -24,7 +24,6 @@ class FileStore : public RequestStore {
 
   Result<std::unique_ptr<Store>> clone() override { return file_store(path_); }
 
- protected:
   Result<Reply> call(Request request, const Deadline& deadline) override {
     MUSTER_TRY(validate(request));
     Call call;
@@ -35,12 +34,11 @@ class FileStore : public RequestStore {
       call.request.immediate = call.request.operation == StoreOperation::kQueuePop;
       calls_[call.request.id] = &call;
     }
-    Result<> outcome = drive(call, deadline);
+    const Result<> driven = drive(call, deadline);
     const std::lock_guard lock(mutex_);
     calls_.erase(call.request.id);
-    MUSTER_TRY(std::move(outcome));
-    MUSTER_TRY(std::move(call.reply->status));
-    return std::move(*call.reply);
+    MUSTER_TRY(driven);
+    return outcome(std::move(call.reply), call.request, "the file store " + path_);
   }
 
  private:
@@ -58,7 +56,7 @@ class FileStore : public RequestStore {
         if (call.reply) return {};
         if (busy) pause = kMinPollPause;  // the other writer will finish soon
       }
-      if (deadline.passed()) return give_up(call);
+      if (deadline.passed()) return cancel(call);
       // tidy: allow(sleep) no notification of a growing file works over NFS
       std::this_thread::sleep_for(std::min(pause, deadline.left()));
     }
@@ -74,7 +72,9 @@ class FileStore : public RequestStore {
       return false;
     }
     const bool pops = call.request.operation == StoreOperation::kQueuePop;
-    const auto wanted = [&] { return !pops || queue_holds_something(call.request.keys[0]); };
+    const auto wanted = [&] {
+      return !pops || state_.apply({StoreOperation::kQueueLength, 0, call.request.keys}, self_).at(0).number > 0;
+    };
     MUSTER_ASSIGN(const auto outcome, log_->append(call.request, self_, apply(), wanted));
     call.submitted = outcome == FileLog::Outcome::kAppended;
     return outcome == FileLog::Outcome::kBusy;
@@ -82,31 +82,24 @@ class FileStore : public RequestStore {
 
   // Ends a call after its deadline. An arrival at a barrier is in the log, so a cancel is appended to the log, unless
   // the barrier has released the arrival. All other waits exist only in this process.
-  Result<> give_up(Call& call) {
+  Result<> cancel(Call& call) {
     const Request cancel{StoreOperation::kCancel, call.request.id};
     const bool on_record = call.submitted && call.request.operation == StoreOperation::kBarrier;
-    const Deadline grace = Deadline::after(kCancelGrace);
-    while (!grace.passed()) {
+    for (const Deadline grace = Deadline::after(kCancelGrace); !grace.passed();) {
       {
         const std::lock_guard lock(mutex_);
         if (on_record) MUSTER_TRY(log_->append(cancel, self_, apply(), [&] { return !call.reply; }));
         if (!on_record) deliver(cancel, self_);
-        if (call.reply && (call.reply->status || call.reply->status.error().code != ErrorCode::kAborted)) return {};
-        if (call.reply || !on_record) break;
+        if (call.reply || !on_record) return {};
       }
       // tidy: allow(sleep) the other writer holds the lock for a short time
       std::this_thread::sleep_for(kMinPollPause);
     }
-    return tl::unexpected(timed_out(call.request, "the file store " + path_));
+    return {};
   }
 
   FileLog::Apply apply() {
     return [this](Request request, ClientId client) { deliver(std::move(request), client); };
-  }
-
-  bool queue_holds_something(const Key& key) {
-    const Replies replies = state_.apply({StoreOperation::kQueueLength, 0, {key}}, self_);
-    return replies.at(0).number > 0;
   }
 
   void deliver(Request request, ClientId client) {

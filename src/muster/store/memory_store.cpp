@@ -3,31 +3,11 @@
 #include <optional>
 #include <unordered_map>
 
-#include "muster/store/request_store.h"
+#include "muster/store/state/state.h"
 #include "muster/store/ttl_lock.h"
 
 namespace muster {
 namespace {
-
-// The TTL locks of one memory store. MemoryClaim objects share it, because a lock may outlive the store.
-struct Claims {
-  std::mutex mutex;  // guards `held`
-  std::map<Key, Bytes> held;
-};
-
-class MemoryClaim : public TtlLock {
- public:
-  MemoryClaim(std::shared_ptr<Claims> claims, Key name) : claims_(std::move(claims)), name_(std::move(name)) {}
-  ~MemoryClaim() override {
-    const std::lock_guard lock(claims_->mutex);
-    claims_->held.erase(name_);
-  }
-  bool held() const override { return true; }
-
- private:
-  std::shared_ptr<Claims> claims_;
-  const Key name_;
-};
 
 // The state that all clones of one memory store share. Each call waits on its own condition variable, so a release
 // wakes only the calls that it ends.
@@ -43,14 +23,23 @@ class SharedMemory {
     while (!call.reply && !deadline.passed()) call.ready.wait_for(lock, deadline.left());
     if (!call.reply) deliver(state_.apply({StoreOperation::kCancel, id}, kClient));
     calls_.erase(id);
-    if (!call.reply->status && call.reply->status.error().code == ErrorCode::kAborted) {
-      return tl::unexpected(timed_out(waiting, "the memory store"));
-    }
-    MUSTER_TRY(std::move(call.reply->status));
-    return std::move(*call.reply);
+    return outcome(std::move(call.reply), waiting, "the memory store");
   }
 
-  const std::shared_ptr<Claims>& claims() const { return claims_; }
+  bool lock(const Key& name, ByteView value) {
+    const std::lock_guard lock(mutex_);
+    return locks_.emplace(name, Bytes(value.begin(), value.end())).second;
+  }
+  void unlock(const Key& name) {
+    const std::lock_guard lock(mutex_);
+    locks_.erase(name);
+  }
+  std::map<Key, Bytes> locks(std::string_view prefix) {
+    const std::lock_guard lock(mutex_);
+    std::map<Key, Bytes> found = locks_;
+    std::erase_if(found, [&](const auto& entry) { return !entry.first.starts_with(prefix); });
+    return found;
+  }
 
  private:
   static constexpr ClientId kClient = 0;
@@ -67,36 +56,35 @@ class SharedMemory {
     }
   }
 
-  std::mutex mutex_;  // guards all members below, except claims_, which has its own mutex
+  std::mutex mutex_;  // guards all members below
   StoreState state_;
   RequestId next_id_ = 0;
   std::unordered_map<RequestId, Call*> calls_;
-  std::shared_ptr<Claims> claims_ = std::make_shared<Claims>();
+  std::map<Key, Bytes> locks_;
 };
 
-class MemoryStore : public RequestStore {
+class MemoryLock : public TtlLock {
+ public:
+  MemoryLock(std::shared_ptr<SharedMemory> memory, Key name) : memory_(std::move(memory)), name_(std::move(name)) {}
+  ~MemoryLock() override { memory_->unlock(name_); }
+  bool held() const override { return true; }
+
+ private:
+  const std::shared_ptr<SharedMemory> memory_;  // shared, because a lock may outlive the store
+  const Key name_;
+};
+
+class MemoryStore : public Store {
  public:
   explicit MemoryStore(std::shared_ptr<SharedMemory> memory) : memory_(std::move(memory)) {}
   Result<std::unique_ptr<Store>> clone() override { return std::make_unique<MemoryStore>(memory_); }
   Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration, const Deadline&) override {
-    Claims& claims = *memory_->claims();
-    const std::lock_guard lock(claims.mutex);
-    if (!claims.held.emplace(name, Bytes(value.begin(), value.end())).second) {
-      return lock_is_held(name);
-    }
-    return std::make_unique<MemoryClaim>(memory_->claims(), name);
+    if (!memory_->lock(name, value)) return lock_is_held(name);
+    return std::make_unique<MemoryLock>(memory_, name);
   }
   Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline&) override {
-    Claims& claims = *memory_->claims();
-    const std::lock_guard lock(claims.mutex);
-    std::map<Key, Bytes> found;
-    for (const auto& [name, value] : claims.held) {
-      if (name.starts_with(prefix)) found.emplace(name, value);
-    }
-    return found;
+    return memory_->locks(prefix);
   }
-
- protected:
   Result<Reply> call(Request request, const Deadline& deadline) override {
     return memory_->call(std::move(request), deadline);
   }

@@ -7,23 +7,22 @@
 #include <fmt/format.h>
 #include <poll.h>
 
-#include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 
 #include "muster/store/connect.h"
+#include "muster/store/external_store.h"
 #include "muster/store/protocol/messages.h"
 #include "muster/store/protocol/outbox.h"
-#include "muster/store/request_store.h"
 
 namespace muster {
 namespace {
 
 constexpr Duration kConnectTimeout = 30s;
 
-class RemoteStore : public RequestStore {
+class RemoteStore : public Store {
  public:
   RemoteStore(std::string url, Credentials credentials, Connection connection)
       : url_(std::move(url)), credentials_(std::move(credentials)), stream_(std::move(connection.stream)) {
@@ -34,7 +33,6 @@ class RemoteStore : public RequestStore {
     return remote_store(url_, credentials_, Deadline::after(kConnectTimeout));
   }
 
- protected:
   Result<Reply> call(Request request, const Deadline& deadline) override {
     MUSTER_TRY(validate(request));
     std::unique_lock lock(mutex_);
@@ -46,10 +44,11 @@ class RemoteStore : public RequestStore {
     calls_[request.id] = &call;
     send(frame);
     drive(lock, call, deadline);
-    if (!call.done() && !lost_) cancel(lock, request, call);
+    if (!call.reply && !lost_) cancel(lock, request, call);
     calls_.erase(request.id);
     pass_on_reading();
-    return outcome(call, request);
+    if (!call.reply && lost_) return tl::unexpected(lost_->in(describe(request)));
+    return outcome(std::move(call.reply), request, url_);
   }
 
  private:
@@ -57,7 +56,6 @@ class RemoteStore : public RequestStore {
     std::condition_variable turn;  // signaled when the reply has come, or when this call becomes the reader
     std::optional<Reply> reply;
     bool sleeps = false;
-    bool done() const { return reply.has_value(); }
   };
 
   // The caller of the following functions holds the mutex.
@@ -73,7 +71,7 @@ class RemoteStore : public RequestStore {
 
   // Returns when the call has its reply, when the connection is lost, or when the deadline has passed.
   void drive(std::unique_lock<std::mutex>& lock, Call& call, const Deadline& deadline) {
-    while (!call.done() && !lost_ && !deadline.passed()) {
+    while (!call.reply && !lost_ && !deadline.passed()) {
       if (!reader_ || !outbox_.empty()) {
         poll_socket(lock, deadline);
       } else {
@@ -100,14 +98,13 @@ class RemoteStore : public RequestStore {
   }
 
   void read() {
-    Bytes& buffer = read_buffer_;
     for (bool more = true; more && !lost_;) {
-      const iovec segment{buffer.data(), buffer.size()};
+      const iovec segment{read_buffer_.data(), read_buffer_.size()};
       const auto n = stream_->read({&segment, 1});
       if (!n) return lose(n.error());
       if (*n == 0) return;
-      more = *n == buffer.size() || stream_->has_buffered();
-      parser_.feed(ByteView(buffer).first(*n));
+      more = *n == read_buffer_.size() || stream_->has_buffered();
+      parser_.feed(ByteView(read_buffer_).first(*n));
       if (const auto taken = take_replies(); !taken) return lose(taken.error());
     }
   }
@@ -126,9 +123,7 @@ class RemoteStore : public RequestStore {
   void pass_on_reading() {
     if (reader_) return;
     for (auto& [id, call] : calls_) {
-      if (!call->sleeps || call->done()) continue;
-      call->turn.notify_one();
-      return;
+      if (call->sleeps && !call->reply) return call->turn.notify_one();
     }
   }
 
@@ -145,15 +140,6 @@ class RemoteStore : public RequestStore {
     lost_ =
         Error{ErrorCode::kPeerLost, fmt::format("the connection to the store at {} is lost: {}", url_, why.message)};
     for (auto& [id, call] : calls_) call->turn.notify_one();
-  }
-
-  Result<Reply> outcome(Call& call, const Request& request) {
-    if (call.done() && call.reply->status) return std::move(*call.reply);
-    if (call.done() && call.reply->status.error().code != ErrorCode::kAborted) {
-      return tl::unexpected(call.reply->status.error());
-    }
-    if (!call.done() && lost_) return tl::unexpected(lost_->in(describe(request)));
-    return tl::unexpected(timed_out(request, url_));
   }
 
   const std::string url_;

@@ -22,7 +22,6 @@ namespace {
 
 constexpr uint8_t kOpenKind = 192, kOpenedKind = 193, kDataKind = 194, kCloseKind = 195;
 constexpr uint8_t kVersion = 2;
-constexpr size_t kDataHeaderBytes = 5 * sizeof(uint64_t);
 
 Result<> expect_kind(const Frame& frame, uint8_t kind) {
   if (frame.header.kind == kind && frame.header.flags == 0) return {};
@@ -48,10 +47,8 @@ Bytes proxy_hello(const SessionId& id) { return Writer().put_raw(as_bytes(kProxy
 
 std::optional<SessionId> session_of_hello(ByteView hello) {
   SessionId id;
-  if (hello.size() != kProxyHello.size() + id.size()) return std::nullopt;
-  if (to_string(hello.first(kProxyHello.size())) != kProxyHello) return std::nullopt;
-  const ByteView rest = hello.subspan(kProxyHello.size());
-  std::copy(rest.begin(), rest.end(), id.begin());
+  if (hello.size() != kProxyHello.size() + id.size() || !to_string(hello).starts_with(kProxyHello)) return std::nullopt;
+  std::ranges::copy(hello.last(id.size()), id.begin());
   return id;
 }
 
@@ -59,15 +56,11 @@ Bytes encode_session_close() { return encode_frame(kCloseKind, {}); }
 bool is_session_close(const Frame& frame) { return frame.header.kind == kCloseKind && frame.payload.empty(); }
 
 Bytes encode(const SessionOpen& open) {
-  Writer out;
-  out.put(kVersion).put(open.received).put(static_cast<uint8_t>(open.resumes));
-  return encode_frame(kOpenKind, out.bytes());
+  return encode_frame(kOpenKind, Writer().put(kVersion).put(open.received).put(open.resumes).take());
 }
 
 Bytes encode(const SessionOpened& opened) {
-  Writer out;
-  out.put(opened.received).put(static_cast<uint8_t>(opened.known));
-  return encode_frame(kOpenedKind, out.bytes());
+  return encode_frame(kOpenedKind, Writer().put(opened.received).put(opened.known).take());
 }
 
 Result<SessionOpen> decode_session_open(const Frame& frame) {
@@ -139,7 +132,7 @@ void ReliableSession::write_keepalive(Bytes& out, const FrameTiming& timing) {
 
 void ReliableSession::write_frame(Bytes& out, uint64_t sequence, ByteView messages, const FrameTiming& timing) {
   Writer writer;
-  writer.put_raw(encode(FrameHeader{static_cast<uint32_t>(kDataHeaderBytes + messages.size()), kDataKind, 0}));
+  writer.put_raw(encode(FrameHeader{static_cast<uint32_t>(Received::kHeaderBytes + messages.size()), kDataKind, 0}));
   writer.put(sequence).put(received_).put(timing.stamp).put(timing.lease).put(timing.interval);
   out.insert(out.end(), writer.bytes().begin(), writer.bytes().end());
   out.insert(out.end(), messages.begin(), messages.end());
@@ -168,16 +161,11 @@ Result<ReliableSession::Received> ReliableSession::receive(Frame frame) {
   if (sequence > received_ + 1) {
     return fail(ErrorCode::kProtocol, fmt::format("frame {} follows frame {} on a proxy's link", sequence, received_));
   }
-  received.fresh = sequence > received_;
-  if (!received.fresh) return received;
+  if (sequence <= received_) return received;  // received before
   received_ = sequence;
   unacked_input_ += frame.payload.size();
   received.payload = std::move(frame.payload);
   return received;
-}
-
-ByteView ReliableSession::Received::messages() const {
-  return fresh ? ByteView(payload).subspan(kDataHeaderBytes) : ByteView();
 }
 
 }  // namespace muster

@@ -90,10 +90,10 @@ class ReliableSession {
   struct Received {
     FrameTiming timing;
     bool keepalive = false;
-    bool fresh = false;  ///< true for data that was not received before
-    Bytes payload;
-    /// The messages of the frame, for for_each_message(). Empty in a keepalive.
-    ByteView messages() const;
+    Bytes payload;  ///< empty in a keepalive, or if the frame was received before
+    /// The messages of the frame, for for_each_message().
+    ByteView messages() const { return payload.empty() ? ByteView() : ByteView(payload).subspan(kHeaderBytes); }
+    static constexpr size_t kHeaderBytes = 5 * sizeof(uint64_t);
   };
   /// Takes a frame from the other end. kProtocol if the frame is not allowed.
   Result<Received> receive(Frame frame);

@@ -5,7 +5,7 @@
 
 #include "muster/store/stat.h"
 
-#include <cstring>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -13,11 +13,7 @@ namespace {
 constexpr std::string_view kByKind = "operation/";
 constexpr double kMicroseconds = 1e6;
 
-struct Counter {
-  const char* name;
-  uint64_t StoreStat::*field;
-};
-constexpr Counter kCounters[] = {
+constexpr std::pair<const char*, uint64_t StoreStat::*> kCounters[] = {
     {"clients", &StoreStat::clients},
     {"keys", &StoreStat::keys},
     {"queues", &StoreStat::queues},
@@ -29,11 +25,8 @@ constexpr Counter kCounters[] = {
     {"messages out", &StoreStat::messages_out},
     {"threads", &StoreStat::threads},
 };
-struct Time {
-  const char* name;
-  double StoreStat::*field;
-};
-constexpr Time kTimes[] = {{"cpu", &StoreStat::cpu_seconds}, {"uptime", &StoreStat::uptime_seconds}};
+constexpr std::pair<const char*, double StoreStat::*> kTimes[] = {{"cpu", &StoreStat::cpu_seconds},
+                                                                  {"uptime", &StoreStat::uptime_seconds}};
 
 void put(Reply& reply, std::string name, uint64_t value) {
   reply.keys.push_back(std::move(name));

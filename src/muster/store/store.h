@@ -15,6 +15,8 @@ namespace muster {
 
 using Key = std::string;
 class TtlLock;
+struct Reply;
+struct Request;
 struct StoreStat;
 
 /// A key-value store that the processes of a job share, with every operation of torch's c10d::Store. All
@@ -24,37 +26,36 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  virtual Result<> set(const Key& key, ByteView value, const Deadline& deadline) = 0;
+  Result<> set(const Key& key, ByteView value, const Deadline& deadline);
   /// Waits until the key exists.
-  virtual Result<Bytes> get(const Key& key, const Deadline& deadline) = 0;
+  Result<Bytes> get(const Key& key, const Deadline& deadline);
   /// Sets `desired` if the value equals `expected` (an absent key equals an empty value), and returns the new value.
   /// For an absent key and a non-empty `expected` it returns `expected`, as torch's stores do.
-  virtual Result<Bytes> compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline) = 0;
+  Result<Bytes> compare_set(const Key& key, ByteView expected, ByteView desired, const Deadline& deadline);
   /// Adds to a counter and returns the sum. The value is decimal text, as in torch. An absent key counts as 0.
-  virtual Result<int64_t> add(const Key& key, int64_t amount, const Deadline& deadline) = 0;
+  Result<int64_t> add(const Key& key, int64_t amount, const Deadline& deadline);
   /// True if all keys exist now.
-  virtual Result<bool> check(const std::vector<Key>& keys, const Deadline& deadline) = 0;
-  virtual Result<> wait(const std::vector<Key>& keys, const Deadline& deadline) = 0;
+  Result<bool> check(const std::vector<Key>& keys, const Deadline& deadline);
+  Result<> wait(const std::vector<Key>& keys, const Deadline& deadline);
   /// True if the key existed.
-  virtual Result<bool> delete_key(const Key& key, const Deadline& deadline) = 0;
-  virtual Result<int64_t> num_keys(const Deadline& deadline) = 0;
-  virtual Result<> append(const Key& key, ByteView value, const Deadline& deadline) = 0;
+  Result<bool> delete_key(const Key& key, const Deadline& deadline);
+  Result<int64_t> num_keys(const Deadline& deadline);
+  Result<> append(const Key& key, ByteView value, const Deadline& deadline);
   /// Waits until all keys exist. Returns the values in the order of the keys.
-  virtual Result<std::vector<Bytes>> multi_get(const std::vector<Key>& keys, const Deadline& deadline) = 0;
-  virtual Result<> multi_set(const std::vector<Key>& keys, const std::vector<Bytes>& values,
-                             const Deadline& deadline) = 0;
-  virtual Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline) = 0;
+  Result<std::vector<Bytes>> multi_get(const std::vector<Key>& keys, const Deadline& deadline);
+  Result<> multi_set(const std::vector<Key>& keys, const std::vector<Bytes>& values, const Deadline& deadline);
+  Result<> queue_push(const Key& key, ByteView value, const Deadline& deadline);
   /// Removes and returns the oldest item. Waits until there is an item. After kTimeout no item was removed, with one
   /// exception: if the server does not answer for a second after the deadline, an item may be lost.
-  virtual Result<Bytes> queue_pop(const Key& key, const Deadline& deadline) = 0;
-  virtual Result<int64_t> queue_length(const Key& key, const Deadline& deadline) = 0;
+  Result<Bytes> queue_pop(const Key& key, const Deadline& deadline);
+  Result<int64_t> queue_length(const Key& key, const Deadline& deadline);
   /// Returns the keys with this prefix, sorted. A server scans a store of over 4,000 keys in steps, so a key that is
   /// set or deleted during the scan may be in the result or not.
-  virtual Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline) = 0;
+  Result<std::vector<Key>> list_keys(std::string_view prefix, const Deadline& deadline);
   /// Returns when `count` callers have arrived at `key`. The next `count` callers form the next round.
-  virtual Result<> barrier(const Key& key, int64_t count, const Deadline& deadline) = 0;
+  Result<> barrier(const Key& key, int64_t count, const Deadline& deadline);
   /// Statistics of the store, or of the root server (stat.h). kUnsupported if the store keeps no statistics.
-  virtual Result<StoreStat> stat(const Deadline& deadline);
+  Result<StoreStat> stat(const Deadline& deadline);
   /// Takes the lock `name` for this process (ttl_lock.h). Other processes see it in claims() until it is released, or
   /// until `time_to_live` after its holder died. kAlreadyExists while another process holds it. Locks are not keys.
   /// Only memory, Redis and etcd stores have locks. Other stores return kUnsupported.
@@ -64,6 +65,10 @@ class Store {
   virtual Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline);
   /// Another handle on the same data. If there is a server, the clone has its own connection.
   virtual Result<std::unique_ptr<Store>> clone() = 0;
+
+  /// For implementations and wrappers: carries out a request (state/state.h), and returns its reply or the error in its
+  /// status. The functions above without `virtual` are requests. The implementation sets `request.id`.
+  virtual Result<Reply> call(Request request, const Deadline& deadline) = 0;
 };
 
 /// Adds "prefix/" to every key. Borrows the base store, which must outlive it.

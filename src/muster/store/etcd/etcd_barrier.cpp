@@ -12,7 +12,7 @@
 #include <charconv>
 
 #include "muster/store/etcd/etcd_space.h"
-#include "muster/store/request_store.h"
+#include "muster/store/external_store.h"
 
 namespace muster {
 namespace {
@@ -53,6 +53,10 @@ class Arrival {
   Json round_unchanged() const { return etcd::unchanged(round_key(), round_.changed); }
   Json put_round(int64_t number) const { return etcd::put(round_key(), as_bytes(std::to_string(number))); }
 
+  Result<Json> transact(std::vector<Json> compare, std::vector<Json> success, std::vector<Json> failure = {}) const {
+    return space_.transact(std::move(compare), std::move(success), std::move(failure), with_grace(deadline_));
+  }
+
   void set_round(const Json& found, int64_t revision) {
     const EtcdKey key = etcd::key_of(found);
     round_ = {etcd::number({{"n", to_string(key.value)}}, "n"), key.changed, revision};
@@ -65,8 +69,8 @@ class Arrival {
   }
 
   Result<> watch() {
-    return space_.client().watch({{round_key()}}, round_.revision,
-                                 deadline_.or_sooner(deadline_.clock().now() + kBarrierCheckInterval));
+    return space_.client()->watch({{round_key()}}, round_.revision,
+                                  deadline_.or_sooner(deadline_.clock().now() + kBarrierCheckInterval));
   }
 
   // Writes the arrival, and ends the round if this arrival completes the count. False if the round already had all
@@ -75,19 +79,16 @@ class Arrival {
     while (true) {
       MUSTER_ASSIGN(const int64_t lease, space_.lease(with_grace(deadline_)));
       const EtcdRange all = keys_below(round_folder()), mine = keys_below(count_folder());
-      MUSTER_ASSIGN(
-          const Json answer,
-          space_.transact(
-              etcd::transaction({round_unchanged(), etcd::empty({all.key, mine.key}), etcd::empty({mine.end, all.end})},
-                                {etcd::put(arrival(), {}, lease), etcd::range(mine, {{"count_only", true}})},
-                                {etcd::range({round_key()}), etcd::range(all, {{"keys_only", true}, {"limit", 1}})}),
-              with_grace(deadline_)));
-      if (etcd::part(answer, "succeeded").is_boolean()) {
+      MUSTER_ASSIGN(const Json answer,
+                    transact({round_unchanged(), etcd::empty({all.key, mine.key}), etcd::empty({mine.end, all.end})},
+                             {etcd::put(arrival(), {}, lease), etcd::range(mine, {{"count_only", true}})},
+                             {etcd::range({round_key()}), etcd::range(all, {{"keys_only", true}, {"limit", 1}})}));
+      if (etcd::succeeded(answer)) {
         round_.revision = etcd::revision(answer);
         const int64_t arrived = etcd::number(etcd::response(answer, 1, "response_range"), "count");
         if (arrived == count_) MUSTER_TRY(move_on());
         if (arrived <= count_) return true;
-        MUSTER_TRY(space_.transact(etcd::transaction({}, {etcd::remove({arrival()})}), with_grace(deadline_)));
+        MUSTER_TRY(transact({}, {etcd::remove({arrival()})}));
         return false;
       }
       const int64_t before = round_.changed;
@@ -100,9 +101,7 @@ class Arrival {
   // If the condition fails, another caller has ended the round, or a caller has timed out. That is no error, because
   // wait_for_release() reads the round again.
   Result<> move_on() {
-    MUSTER_TRY(space_.transact(etcd::transaction({round_unchanged()}, {put_round(round_.number + 1),
-                                                                       etcd::remove(keys_below(round_folder()))}),
-                               with_grace(deadline_)));
+    MUSTER_TRY(transact({round_unchanged()}, {put_round(round_.number + 1), etcd::remove(keys_below(round_folder()))}));
     return {};
   }
 
@@ -111,11 +110,8 @@ class Arrival {
     const Round mine = round_;
     while (true) {
       const bool last = deadline_.passed();
-      MUSTER_ASSIGN(
-          const Json answer,
-          space_.transact(etcd::transaction({}, {etcd::range({round_key()}),
-                                                 etcd::range(keys_below(count_folder()), {{"count_only", true}})}),
-                          with_grace(deadline_)));
+      MUSTER_ASSIGN(const Json answer, transact({}, {etcd::range({round_key()}),
+                                                     etcd::range(keys_below(count_folder()), {{"count_only", true}})}));
       set_round(etcd::response(answer, 0, "response_range"), etcd::revision(answer));
       if (round_.number != mine.number) return {};
       if (etcd::number(etcd::response(answer, 1, "response_range"), "count") >= count_) {
@@ -125,12 +121,8 @@ class Arrival {
         MUSTER_TRY(watch());
       } else {
         MUSTER_ASSIGN(const Json withdrawn,
-                      space_.transact(
-                          etcd::transaction({round_unchanged()}, {etcd::remove({arrival()}), put_round(round_.number)}),
-                          with_grace(deadline_)));
-        if (etcd::part(withdrawn, "succeeded").is_boolean()) {
-          return fail(ErrorCode::kTimeout, "the deadline has passed");
-        }
+                      transact({round_unchanged()}, {etcd::remove({arrival()}), put_round(round_.number)}));
+        if (etcd::succeeded(withdrawn)) return fail(ErrorCode::kTimeout, "the deadline has passed");
       }
     }
   }

@@ -119,8 +119,7 @@ Error EtcdClient::refusal(const Http::Answer& answer) const {
   std::string message = etcd::text(body, "error");
   if (message.empty()) message = etcd::text(body, "message");
   if (message.empty()) message = fmt::format("HTTP status {}, {}", answer.status, answer.body.substr(0, 200));
-  return {
-      code_of(etcd::number(body, "code"), message), fmt::format("{} says: {}", target_.name(), message), kNoRank, {}};
+  return {code_of(etcd::number(body, "code"), message), fmt::format("{} says: {}", target_.name(), message)};
 }
 
 Result<Json> EtcdClient::call(const char* path, const Json& body, Kind kind, const Deadline& deadline) {

@@ -49,14 +49,14 @@ Json unchanged(const std::string& key, int64_t revision);
 Json empty(const EtcdRange& range);
 /// Condition: the key has this value.
 Json holds(const std::string& key, ByteView value);
-/// The answer has "succeeded" only if all conditions held, because the gateway omits false values.
-Json transaction(std::vector<Json> compare, std::vector<Json> success, std::vector<Json> failure = {});
 
 /// These functions read answers, which may be malformed. A part that is missing or has another type reads as 0 or
 /// empty.
 int64_t number(const Json& object, const char* name);
 std::string text(const Json& object, const char* name);
 const Json& part(const Json& object, const char* name);
+/// True if all conditions of a transaction held. The gateway omits false values.
+bool succeeded(const Json& answer);
 /// The keys that a range found.
 std::vector<EtcdKey> keys_of(const Json& answer);
 EtcdKey key_of(const Json& answer);

@@ -146,7 +146,7 @@ class CurlHttp : public Http {
     if (ended && greeted > 0)
       text +=
           "; the server may not accept the client's certificate, as the connection ended right after the TLS handshake";
-    return {Error{code_of(outcome), text, kNoRank, {}}, sending > 0};
+    return {Error{code_of(outcome), text}, sending > 0};
   }
 
   CURL* handle_;

@@ -68,14 +68,6 @@ Json holds(const std::string& key, ByteView value) {
   return {{"key", to_base64(key)}, {"target", "VALUE"}, {"result", "EQUAL"}, {"value", to_base64(value)}};
 }
 
-Json transaction(std::vector<Json> compare, std::vector<Json> success, std::vector<Json> failure) {
-  Json body;
-  body["compare"] = std::move(compare);
-  body["success"] = std::move(success);
-  body["failure"] = std::move(failure);
-  return body;
-}
-
 const Json& part(const Json& object, const char* name) {
   static const Json kNothing;
   const auto found = object.is_object() ? object.find(name) : object.end();
@@ -97,6 +89,8 @@ std::string text(const Json& object, const char* name) {
   const Json& found = part(object, name);
   return found.is_string() ? found.get<std::string>() : std::string();
 }
+
+bool succeeded(const Json& answer) { return part(answer, "succeeded").is_boolean(); }
 
 std::vector<EtcdKey> keys_of(const Json& answer) {
   std::vector<EtcdKey> keys;

@@ -39,8 +39,10 @@ Result<Json> EtcdSpace::range(const EtcdRange& range, Json options, const Deadli
                        deadline);
 }
 
-Result<Json> EtcdSpace::transact(const Json& transaction, const Deadline& deadline) const {
-  return client_->call("kv/txn", transaction, EtcdClient::Kind::kChanges, deadline);
+Result<Json> EtcdSpace::transact(std::vector<Json> compare, std::vector<Json> success, std::vector<Json> failure,
+                                 const Deadline& deadline) const {
+  const Json body = {{"compare", std::move(compare)}, {"success", std::move(success)}, {"failure", std::move(failure)}};
+  return client_->call("kv/txn", body, EtcdClient::Kind::kChanges, deadline);
 }
 
 Result<int64_t> EtcdSpace::lease(const Deadline& deadline) {
@@ -76,10 +78,10 @@ Result<int64_t> EtcdSpace::renewed_lease(int64_t held, const Deadline& deadline)
   return grant(*client_, kLeaseSeconds, deadline);
 }
 
-Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const std::shared_ptr<EtcdClient>& client,
-                                            const Key& name, ByteView value, Duration time_to_live,
-                                            const Deadline& deadline) {
+Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const Key& name, ByteView value,
+                                            Duration time_to_live, const Deadline& deadline) {
   const std::string key = space.claim(name);
+  const std::shared_ptr<EtcdClient> client = space.client();
   const TimePoint asked = steady_clock().now();
   // etcd's leases are whole seconds, and may be longer than requested. The holder counts only the requested time.
   MUSTER_ASSIGN(const int64_t lease,
@@ -87,9 +89,8 @@ Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const std::s
   const auto release = [client, lease](const Deadline& until) {
     (void)client->call("lease/revoke", {{"ID", std::to_string(lease)}}, EtcdClient::Kind::kChanges, until);
   };
-  const auto taken =
-      space.transact(etcd::transaction({etcd::unchanged(key, 0)}, {etcd::put(key, value, lease)}), deadline);
-  if (taken && etcd::part(*taken, "succeeded").is_boolean()) {
+  const auto taken = space.transact({etcd::unchanged(key, 0)}, {etcd::put(key, value, lease)}, {}, deadline);
+  if (taken && etcd::succeeded(*taken)) {
     return std::make_unique<RenewedTtlLock>(
         RenewedTtlLock::Store{[client, lease](const Deadline& until) { return renew(*client, lease, until); }, release},
         asked, time_to_live);

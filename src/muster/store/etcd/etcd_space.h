@@ -28,9 +28,11 @@ class EtcdSpace {
   std::string barrier(const Key& key) const { return framed("/b/", key) + "/"; }
   std::string claim(const Key& name) const { return prefix_ + "/c/" + name; }
 
-  EtcdClient& client() const { return *client_; }
+  const std::shared_ptr<EtcdClient>& client() const { return client_; }
   Result<etcd::Json> range(const EtcdRange& range, etcd::Json options, const Deadline& deadline) const;
-  Result<etcd::Json> transact(const etcd::Json& transaction, const Deadline& deadline) const;
+  /// If all conditions of `compare` hold, carries out the operations of `success`, otherwise those of `failure`.
+  Result<etcd::Json> transact(std::vector<etcd::Json> compare, std::vector<etcd::Json> success,
+                              std::vector<etcd::Json> failure, const Deadline& deadline) const;
   /// The lease of this store, for keys that must not outlive the process by more than a minute. A call that waits must
   /// call this function from time to time, because that renews the lease.
   Result<int64_t> lease(const Deadline& deadline);
@@ -52,8 +54,7 @@ class EtcdSpace {
 /// Store::barrier() over etcd.
 Result<> etcd_barrier(EtcdSpace& space, const Key& key, int64_t count, const Deadline& deadline);
 /// Store::claim() and claims() over etcd.
-Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const std::shared_ptr<EtcdClient>& client,
-                                            const Key& name, ByteView value, Duration time_to_live,
-                                            const Deadline& deadline);
+Result<std::unique_ptr<TtlLock>> etcd_claim(const EtcdSpace& space, const Key& name, ByteView value,
+                                            Duration time_to_live, const Deadline& deadline);
 
 }  // namespace muster

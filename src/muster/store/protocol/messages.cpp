@@ -26,11 +26,6 @@ namespace {
 constexpr uint8_t kImmediateFlag = 1, kLeaseFlag = 2, kWeightedFlag = 4;
 constexpr uint8_t kLeasedFlag = 1, kRecallFlag = 2;
 
-uint8_t flags_of(const Request& request) {
-  return static_cast<uint8_t>((request.immediate ? kImmediateFlag : 0) | (request.lease ? kLeaseFlag : 0) |
-                              (request.weight != 1 ? kWeightedFlag : 0));
-}
-
 template <class List>
 size_t list_bytes(const List& list) {
   size_t total = sizeof(uint32_t);
@@ -79,7 +74,8 @@ Writer start_frame(size_t length, uint8_t kind, uint8_t flags) {
 }  // namespace
 
 Result<Bytes> encode_request(const Request& request) {
-  const uint8_t flags = flags_of(request);
+  const auto flags = static_cast<uint8_t>((request.immediate ? kImmediateFlag : 0) | (request.lease ? kLeaseFlag : 0) |
+                                          (request.weight != 1 ? kWeightedFlag : 0));
   const size_t length = 2 * sizeof(uint64_t) + list_bytes(request.keys) + list_bytes(request.values) +
                         ((flags & kWeightedFlag) != 0 ? sizeof(uint32_t) : 0);
   if (length > kMaxMessageBytes) {

@@ -66,7 +66,10 @@ class TorchProtocol : public Protocol {
     while (true) {
       MUSTER_ASSIGN(const bool whole, reader_.next(read));
       if (!whole) return std::nullopt;
-      if (read.query == TorchRequest::kValidate) MUSTER_TRY(check_magic(read.number));
+      if (read.query == TorchRequest::kValidate && read.number != kTorchMagic) {
+        return fail(ErrorCode::kProtocol,
+                    fmt::format("a client sent {:#010x} instead of TCPStore's magic number", read.number));
+      }
       if (!translate(read, out)) continue;  // answered here
       Request& request = read.request;
       if (request.operation != StoreOperation::kCancel) {
@@ -86,16 +89,17 @@ class TorchProtocol : public Protocol {
     outstanding_.erase(found);
     MUSTER_TRY(reply.status);
     switch (operation) {
-      case StoreOperation::kGet:
-      case StoreOperation::kCompareSet:
-      case StoreOperation::kMultiGet:
-        for (const Bytes& value : reply.values) put_bytes(out, value);
-        return {};
       case StoreOperation::kAdd:
       case StoreOperation::kNumKeys:
       case StoreOperation::kDelete:
       case StoreOperation::kQueueLength:
+      case StoreOperation::kQueuePop:
         put(out, reply.number);
+        [[fallthrough]];  // a pop has a value too, unless the queue was empty
+      case StoreOperation::kGet:
+      case StoreOperation::kCompareSet:
+      case StoreOperation::kMultiGet:
+        for (const Bytes& value : reply.values) put_bytes(out, value);
         return {};
       case StoreOperation::kCheck:
         put(out, static_cast<uint8_t>(reply.number == 0));
@@ -103,10 +107,6 @@ class TorchProtocol : public Protocol {
       case StoreOperation::kWait:
       case StoreOperation::kBarrier:
         put(out, kStopWaiting);
-        return {};
-      case StoreOperation::kQueuePop:
-        put(out, reply.number);
-        for (const Bytes& value : reply.values) put_bytes(out, value);
         return {};
       case StoreOperation::kListKeys:
         put(out, static_cast<int64_t>(reply.keys.size()));
@@ -128,11 +128,6 @@ class TorchProtocol : public Protocol {
     const auto found = std::lower_bound(outstanding_.begin(), outstanding_.end(), id,
                                         [](const Outstanding& one, RequestId number) { return one.id < number; });
     return found == outstanding_.end() || found->id != id ? outstanding_.end() : found;
-  }
-
-  static Result<> check_magic(uint32_t number) {
-    if (number == kTorchMagic) return {};
-    return fail(ErrorCode::kProtocol, fmt::format("a client sent {:#010x} instead of TCPStore's magic number", number));
   }
 
   // Completes the request for the store. False if it was answered here.

@@ -17,7 +17,7 @@ struct Shape {
   bool short_number = false, key = false;
   int values = 0;
   bool number = false;
-  bool list = false, list_has_values = false;
+  bool list = false;  // of items; each has a key, and a value if `values` is 1
 };
 
 using Op = StoreOperation;
@@ -33,7 +33,7 @@ constexpr Shape kShapes[] = {
     /* delete_key */ {.operation = Op::kDelete, .key = true},
     /* append */ {.operation = Op::kAppend, .key = true, .values = 1},
     /* multi_get */ {.operation = Op::kMultiGet, .list = true},
-    /* multi_set */ {.operation = Op::kMultiSet, .list = true, .list_has_values = true},
+    /* multi_set */ {.operation = Op::kMultiSet, .values = 1, .list = true},
     /* cancel_wait */ {.operation = Op::kCancel},
     /* ping */ {.short_number = true},
     /* queue_push */ {.operation = Op::kQueuePush, .key = true, .values = 1},
@@ -164,7 +164,7 @@ bool TorchRequestReader::read_head(Cursor& in) {
 bool TorchRequestReader::read_item(Cursor& in) {
   Request& request = partial_.request;
   if (!in.take_key(request)) return false;
-  if (kShapes[partial_.query].list_has_values && !in.take_value(request)) {
+  if (kShapes[partial_.query].values > 0 && !in.take_value(request)) {
     request.keys.pop_back();
     return false;
   }

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "muster/store/state/state.h"
 
 namespace muster {

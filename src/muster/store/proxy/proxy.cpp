@@ -14,44 +14,33 @@ RequestId Passthrough::submit(Request request, ClientId client) {
   const bool answered = !muster::has(request.operation, kNoTorchReply);
   const RequestId id = out_.send(Part::kPassthrough, std::move(request));
   callers_[id] = caller;
-  by_client_[client][caller.id] = {id, answered};
+  sent_[caller] = {id, answered};
   return id;
 }
 
-bool Passthrough::has(const Caller& caller) const {
-  const auto client = by_client_.find(caller.client);
-  return client != by_client_.end() && client->second.contains(caller.id);
-}
-
-bool Passthrough::cancel(const Caller& caller) {
-  if (!has(caller)) return false;
-  out_.requests.push_back({StoreOperation::kCancel, by_client_.at(caller.client).at(caller.id).id});
-  return true;
+void Passthrough::cancel(const Caller& caller) {
+  if (has(caller)) out_.requests.push_back({StoreOperation::kCancel, sent_.at(caller).id});
 }
 
 void Passthrough::drop(ClientId client) {
-  const auto found = by_client_.extract(client);
-  if (found.empty()) return;
-  for (const auto& [theirs, ours] : found.mapped()) {
-    callers_.erase(ours.id);
-    if (ours.answered) out_.requests.push_back({StoreOperation::kCancel, ours.id});
+  auto sent = sent_.lower_bound({client, 0});
+  for (; sent != sent_.end() && sent->first.client == client; sent = sent_.erase(sent)) {
+    callers_.erase(sent->second.id);
+    if (sent->second.answered) out_.requests.push_back({StoreOperation::kCancel, sent->second.id});
   }
 }
 
 void Passthrough::receive(Reply reply) {
   const auto found = callers_.extract(reply.id);
   if (found.empty()) return;
-  const Caller caller = found.mapped();
-  const auto client = by_client_.find(caller.client);
-  client->second.erase(caller.id);
-  if (client->second.empty()) by_client_.erase(client);
-  out_.answer(caller, std::move(reply));
+  sent_.erase(found.mapped());
+  out_.answer(found.mapped(), std::move(reply));
 }
 
 void Passthrough::fail(const Error& why) {
   for (const auto& [id, caller] : callers_) out_.refuse(caller, why);
   callers_.clear();
-  by_client_.clear();
+  sent_.clear();
 }
 
 }  // namespace proxy
@@ -63,23 +52,18 @@ constexpr size_t kMaxKeptSet = 64 << 10;  // bytes; the largest value that a pro
 
 }  // namespace
 
-bool takes_back(StoreOperation operation) {
-  return operation == StoreOperation::kCancel || operation == StoreOperation::kRelease ||
-         operation == StoreOperation::kWithdraw;
-}
-
 Proxy::Proxy(Options options)
     : options_(options), barriers_(out_, options.merge ? options.max_hold : Duration{0}), reads_(out_, options) {}
 
 void Proxy::submit(Request request, ClientId client, TimePoint now) {
   const Caller caller{client, request.id};
   Result<> valid = validate(request);
-  if (valid && !takes_back(request.operation) && pending() >= kMaxPending) {
+  if (valid && !has(request.operation, kTakesBack) && pending() >= kMaxPending) {
     valid = muster::fail(ErrorCode::kResourceExhausted, "too many requests wait at this node's proxy");
   }
   switch (request.operation) {
     case StoreOperation::kCancel:
-      if (valid) cancel(caller);
+      if (valid && !reads_.cancel(caller) && !barriers_.cancel(caller)) passthrough_.cancel(caller);
       return;
     case StoreOperation::kRelease:
       if (valid) reads_.release(request, client);
@@ -112,10 +96,6 @@ void Proxy::forward(Request request, ClientId client) {
   Key key = request.keys[0];
   Bytes value = request.values[0];
   reads_.expect(passthrough_.submit(std::move(request), client), std::move(key), std::move(value), below);
-}
-
-void Proxy::cancel(const Caller& caller) {
-  if (!reads_.cancel(caller) && !barriers_.cancel(caller)) passthrough_.cancel(caller);
 }
 
 void Proxy::drop(ClientId client) {

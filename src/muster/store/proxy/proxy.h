@@ -6,9 +6,6 @@
 
 namespace muster {
 
-/// True for cancel, release and withdraw. These requests free resources, so even a full proxy accepts them.
-bool takes_back(StoreOperation operation);
-
 /// A state machine between the clients of a node and the server above. Its input is the requests of clients, the
 /// clients that leave, the replies of the server above, and the time. Its output is requests for the server above and
 /// replies for the clients. The server above answers each request once, in any order. It may answer a barrier in parts.
@@ -61,7 +58,6 @@ class Proxy {
   size_t pending() const;
 
  private:
-  void cancel(const proxy::Caller& caller);
   void forward(Request request, ClientId client);
 
   const Options options_;

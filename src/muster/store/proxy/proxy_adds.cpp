@@ -17,18 +17,13 @@ bool merge(int64_t& sum, int64_t amount) {
 
 void Adds::submit(Request request, ClientId client) {
   const Key& key = request.keys[0];
-  Lane& lane = lanes_[key];
   dirty_.insert(key);
   ++pending_;
-  const Member member{{client, request.id}, request.number};
-  Group* last = lane.groups.empty() ? nullptr : &lane.groups.back();
-  const bool joins =
-      last != nullptr && !last->closed && last->members.size() < kMaxMembers && merge(last->amount, member.amount);
-  if (joins) {
-    last->members.push_back(member);
-  } else {
-    lane.groups.push_back({member.amount, false, {member}});
-  }
+  std::deque<Group>& groups = lanes_[key].groups;
+  const bool joins = !groups.empty() && !groups.back().closed && groups.back().members.size() < kMaxMembers &&
+                     merge(groups.back().amount, request.number);
+  if (!joins) groups.push_back({.amount = request.number});
+  groups.back().members.push_back({{client, request.id}, request.number});
 }
 
 void Adds::flush() {
@@ -38,10 +33,7 @@ void Adds::flush() {
     Group& group = lane.groups.front();
     group.closed = true;
     lane.sent = true;
-    Request request{StoreOperation::kAdd};
-    request.keys.push_back(key);
-    request.number = group.amount;
-    sent_[out_.send(Part::kAdd, std::move(request))] = key;
+    sent_[out_.send(Part::kAdd, {.operation = StoreOperation::kAdd, .keys = {key}, .number = group.amount})] = key;
   }
   dirty_.clear();
 }
@@ -74,14 +66,8 @@ void Adds::answer(const Group& group, const Reply& reply) {
   pending_ -= group.members.size();
   int64_t sum = reply.number - group.amount;
   for (const Member& member : group.members) {
-    if (!reply.status) {
-      out_.refuse(member.caller, reply.status.error());
-      continue;
-    }
     sum += member.amount;
-    Reply mine;
-    mine.number = sum;
-    out_.answer(member.caller, std::move(mine));
+    out_.answer(member.caller, {.status = reply.status, .number = sum});
   }
 }
 

@@ -17,30 +17,20 @@ void Barriers::submit(Request request, ClientId client, TimePoint now) {
   }
   rounds_[request.keys[0]].arrived += request.weight;
   const HeldKey key{request.keys[0], request.number};
-  auto held = held_.find(key);
-  if (held != held_.end() && held->second.group.weight > UINT32_MAX - request.weight) {
-    send(std::move(held->second.group));
-    held_.erase(held);
-    held = held_.end();
-  }
-  if (held == held_.end())
-    held = held_.emplace(key, Held{{key.first, key.second, {}, 0}, now + hold_ * patience(request.number)}).first;
+  const auto full = held_.find(key);
+  if (full != held_.end() && full->second.group.weight > UINT32_MAX - request.weight) send(full);
+  const TimePoint until = now + hold_ * patience(request.number);
+  const auto held = held_.try_emplace(key, Held{{key.first, key.second}, until}).first;
   Group& group = held->second.group;
   group.members.push_back({caller, request.weight});
   group.weight += request.weight;
-  if (max_hold_.count() > 0) return;
-  send(std::move(group));
-  held_.erase(held);
+  if (max_hold_.count() == 0) send(held);
 }
 
 void Barriers::flush(TimePoint now) {
   for (auto held = held_.begin(); held != held_.end();) {
-    if (held->second.until > now && held->second.group.weight < expected_) {
-      ++held;
-      continue;
-    }
-    send(std::move(held->second.group));
-    held = held_.erase(held);
+    const bool waits = held->second.until > now && held->second.group.weight < expected_;
+    held = waits ? std::next(held) : send(held);
   }
 }
 
@@ -52,15 +42,15 @@ std::optional<TimePoint> Barriers::next_wake() const {
   return next;
 }
 
-void Barriers::send(Group group) {
-  Request request{StoreOperation::kBarrier};
-  request.keys.push_back(group.key);
-  request.number = group.count;
-  request.weight = group.weight;
+Barriers::HeldGroups::iterator Barriers::send(HeldGroups::iterator held) {
+  Group& group = held->second.group;
   ++rounds_[group.key].requests;
-  const RequestId id = out_.send(Part::kBarrier, std::move(request));
+  const RequestId id = out_.send(
+      Part::kBarrier,
+      {.operation = StoreOperation::kBarrier, .keys = {group.key}, .number = group.count, .weight = group.weight});
   for (const Member& member : group.members) where_[member.caller] = id;
   sent_.emplace(id, std::move(group));
+  return held_.erase(held);
 }
 
 void Barriers::receive(Reply reply) {
@@ -86,30 +76,13 @@ void Barriers::receive(Reply reply) {
 // Releases arrivals that are not being withdrawn, the oldest first. The rest of `count` belongs to arrivals that are
 // being withdrawn: taken_back() answers them.
 void Barriers::release(RequestId id, Group& group, uint32_t count) {
-  for (size_t i = 0; i < group.members.size() && count > 0;) {
-    Member& member = group.members[i];
-    const uint32_t taken = std::min(count, member.weight - member.withdrawing);
+  for (auto member = group.members.begin(); member != group.members.end() && count > 0;) {
+    const uint32_t taken = std::min(count, member->weight - member->withdrawing);
     count -= taken;
-    const bool last = taken == member.weight;
-    if (taken > 0) {
-      answer(member.caller, taken);
-      group.weight -= taken;
-      member.weight -= taken;
-    }
-    if (last) {
-      where_.erase(member.caller);
-      group.members.erase(group.members.begin() + static_cast<ptrdiff_t>(i));
-    } else {
-      ++i;
-    }
+    if (taken > 0) out_.answer(member->caller, {.number = taken});
+    member = shrink(group, member, taken);
   }
   if (group.members.empty()) sent_.erase(id);
-}
-
-void Barriers::answer(const Caller& caller, uint32_t count) {
-  Reply reply;
-  reply.number = count;
-  out_.answer(caller, std::move(reply));
 }
 
 // Adapts the hold time. It grows if a round's arrivals left in several requests, and shrinks if the round had only one
@@ -136,17 +109,16 @@ bool Barriers::cancel(const Caller& caller) {
 }
 
 void Barriers::drop(ClientId client) {
-  std::vector<Caller> gone;
-  for (auto it = where_.lower_bound({client, 0}); it != where_.end() && it->first.client == client; ++it) {
-    gone.push_back(it->first);
+  for (auto it = where_.lower_bound({client, 0}); it != where_.end() && it->first.client == client;) {
+    const Caller caller = (it++)->first;  // a copy, as cancel() may erase the entry
+    cancel(caller);
   }
-  for (const Caller& caller : gone) cancel(caller);
 }
 
 void Barriers::withdraw(const Request& request, ClientId client) {
   const Caller caller{client, static_cast<RequestId>(request.number)};
   const auto where = where_.find(caller);
-  if (where == where_.end()) return answer({client, request.id}, 0);
+  if (where == where_.end()) return out_.answer({client, request.id}, {});
   take_back(caller, where->second, request.weight, request.id);
 }
 
@@ -154,29 +126,27 @@ void Barriers::take_back(const Caller& caller, RequestId id, uint32_t weight, st
   Withdrawal withdrawal{id, caller, weight, answer_to};
   if (id == 0) return report(withdrawal, take_from_held(caller, weight));
   Group& group = sent_.at(id);
-  const auto member = std::find_if(group.members.begin(), group.members.end(),
-                                   [&](const Member& candidate) { return candidate.caller == caller; });
+  const auto member = group.find(caller);
   withdrawal.weight = std::min(weight, member->weight - member->withdrawing);
   if (withdrawal.weight == 0) return answer_to ? report(withdrawal, 0) : void();
   member->withdrawing += withdrawal.weight;
-  Request request{StoreOperation::kWithdraw};
-  request.keys.push_back(group.key);
-  request.number = static_cast<int64_t>(id);
-  request.weight = withdrawal.weight;
-  withdrawals_.emplace(out_.send(Part::kBarrier, std::move(request)), withdrawal);
+  const RequestId sent = out_.send(Part::kBarrier, {.operation = StoreOperation::kWithdraw,
+                                                    .keys = {group.key},
+                                                    .number = static_cast<int64_t>(id),
+                                                    .weight = withdrawal.weight});
+  withdrawals_.emplace(sent, withdrawal);
 }
 
 uint32_t Barriers::take_from_held(const Caller& caller, uint32_t weight) {
   for (auto held = held_.begin(); held != held_.end(); ++held) {
     Group& group = held->second.group;
-    for (size_t i = 0; i < group.members.size(); ++i) {
-      if (group.members[i].caller != caller) continue;
-      const uint32_t taken = std::min(weight, group.members[i].weight);
-      rounds_[group.key].arrived -= taken;
-      shrink(group, i, taken);
-      if (group.members.empty()) held_.erase(held);
-      return taken;
-    }
+    const auto member = group.find(caller);
+    if (member == group.members.end()) continue;
+    const uint32_t taken = std::min(weight, member->weight);
+    rounds_[group.key].arrived -= taken;
+    shrink(group, member, taken);
+    if (group.members.empty()) held_.erase(held);
+    return taken;
   }
   return 0;
 }
@@ -184,34 +154,34 @@ uint32_t Barriers::take_from_held(const Caller& caller, uint32_t weight) {
 // Handles the answer to a withdrawal: `count` arrivals were taken back. The server had released the other arrivals
 // before.
 void Barriers::taken_back(const Withdrawal& withdrawal, uint32_t count) {
-  const auto group = sent_.find(withdrawal.group);
-  if (group != sent_.end()) {
-    auto& members = group->second.members;
-    for (size_t i = 0; i < members.size(); ++i) {
-      if (members[i].caller != withdrawal.caller) continue;
-      members[i].withdrawing -= withdrawal.weight;
-      shrink(group->second, i, withdrawal.weight);
-      if (count < withdrawal.weight) answer(withdrawal.caller, withdrawal.weight - count);
-      break;
+  if (const auto sent = sent_.find(withdrawal.group); sent != sent_.end()) {
+    Group& group = sent->second;
+    if (const auto member = group.find(withdrawal.caller); member != group.members.end()) {
+      member->withdrawing -= withdrawal.weight;
+      shrink(group, member, withdrawal.weight);
+      if (count < withdrawal.weight) out_.answer(withdrawal.caller, {.number = withdrawal.weight - count});
     }
-    if (members.empty()) sent_.erase(group);
+    if (group.members.empty()) sent_.erase(sent);
   }
   report(withdrawal, count);
 }
 
 void Barriers::report(const Withdrawal& withdrawal, uint32_t count) {
-  if (withdrawal.answer_to) return answer({withdrawal.caller.client, *withdrawal.answer_to}, count);
+  if (withdrawal.answer_to) {
+    return out_.answer({withdrawal.caller.client, *withdrawal.answer_to}, {.number = count});
+  }
   if (count > 0) out_.abort(withdrawal.caller);
 }
 
-void Barriers::shrink(Group& group, size_t index, uint32_t weight) {
-  Member& member = group.members[index];
-  member.weight -= weight;
+// Removes arrivals of the member, and the member itself with its last arrival. Returns the next member.
+Barriers::Members::iterator Barriers::shrink(Group& group, Members::iterator member, uint32_t weight) {
+  member->weight -= weight;
   group.weight -= weight;
-  if (member.weight > 0) return;
-  where_.erase(member.caller);
-  group.members.erase(group.members.begin() + static_cast<ptrdiff_t>(index));
+  if (member->weight > 0) return member + 1;
+  where_.erase(member->caller);
+  const auto next = group.members.erase(member);
   if (group.members.empty()) rounds_.erase(group.key);
+  return next;
 }
 
 void Barriers::fail(const Error& why) {

@@ -14,9 +14,8 @@ ProxyLink::ProxyLink(Options options, SessionId session)
 void ProxyLink::submit(Request request, ClientId client, TimePoint now) {
   asked_ = now;
   std::optional<Error> refusal = lost_;
-  if (!refusal && !takes_back(request.operation) && session_.unacknowledged() > options_.max_unacknowledged) {
-    refusal =
-        Error{ErrorCode::kResourceExhausted, "the store at " + options_.server + " does not keep up", kNoRank, {}};
+  if (!refusal && !has(request.operation, kTakesBack) && session_.unacknowledged() > options_.max_unacknowledged) {
+    refusal = Error{ErrorCode::kResourceExhausted, "the store at " + options_.server + " does not keep up"};
   }
   if (!refusal || request.operation == StoreOperation::kCancel || request.operation == StoreOperation::kRelease) {
     return proxy_.submit(std::move(request), client, now);
@@ -123,12 +122,9 @@ void ProxyLink::put_requests(TimePoint now) {
     const auto message = encode_request(request);
     if (message) {
       session_.put(*message);
-      continue;
+    } else {
+      proxy_.receive({.id = request.id, .status = tl::unexpected(message.error())}, now);
     }
-    Reply refused;
-    refused.id = request.id;
-    refused.status = tl::unexpected(message.error());
-    proxy_.receive(std::move(refused), now);
   }
 }
 
@@ -140,10 +136,7 @@ std::optional<TimePoint> ProxyLink::next_wake() const {
 }
 
 void ProxyLink::give_up(const std::string& why) {
-  lost_ = Error{ErrorCode::kPeerLost,
-                fmt::format("this node's proxy lost the store at {}: {}", options_.server, why),
-                kNoRank,
-                {}};
+  lost_ = Error{ErrorCode::kPeerLost, fmt::format("this node's proxy lost the store at {}: {}", options_.server, why)};
   link_lost();
   proxy_.fail(*lost_);
 }

@@ -2,6 +2,7 @@
 
 // The parts of a Proxy. Each part is a separate state machine. The parts share only the output.
 
+#include <algorithm>
 #include <deque>
 #include <list>
 #include <map>
@@ -49,14 +50,8 @@ struct Output {
     reply.id = caller.id;
     replies.push_back(std::move(reply));
   }
-  void refuse(const Caller& caller, const Error& why) {
-    Reply reply;
-    reply.status = tl::unexpected(why);
-    answer(caller, std::move(reply));
-  }
-  void abort(const Caller& caller) {
-    refuse(caller, Error{ErrorCode::kAborted, "the request was cancelled by its client", kNoRank, {}});
-  }
+  void refuse(const Caller& caller, const Error& why) { answer(caller, {.status = tl::unexpected(why)}); }
+  void abort(const Caller& caller) { refuse(caller, cancelled().value()); }
 };
 
 /// Forwards requests one by one and unchanged.
@@ -65,9 +60,8 @@ class Passthrough {
   explicit Passthrough(Output& out) : out_(out) {}
   /// Returns the number of the request that goes up.
   RequestId submit(Request request, ClientId client);
-  bool has(const Caller& caller) const;
-  /// False if the caller has no such request here.
-  bool cancel(const Caller& caller);
+  bool has(const Caller& caller) const { return sent_.contains(caller); }
+  void cancel(const Caller& caller);
   void drop(ClientId client);
   void receive(Reply reply);
   void fail(const Error& why);
@@ -80,7 +74,7 @@ class Passthrough {
     RequestId id;   // of the request that went up
     bool answered;  // if false, the server carries it out even if its client leaves: kNoTorchReply
   };
-  std::unordered_map<ClientId, std::unordered_map<RequestId, Sent>> by_client_;  // the inner key is the client's number
+  std::map<Caller, Sent> sent_;
 };
 
 /// Merges adds to one key. While one add is on its way, later adds are summed up and leave as the next request. Only
@@ -104,7 +98,7 @@ class Adds {
   struct Group {
     int64_t amount = 0;
     bool closed = false;  // accepts no more members
-    std::vector<Member> members;
+    std::vector<Member> members{};
   };
   struct Lane {
     std::deque<Group> groups;  // the first group is on its way if `sent`
@@ -148,11 +142,13 @@ class Barriers {
     uint32_t weight;           // arrivals that wait
     uint32_t withdrawing = 0;  // how many of them are being withdrawn
   };
+  using Members = std::vector<Member>;
   struct Group {
     Key key;
     int64_t count = 0;
-    std::vector<Member> members;
+    Members members{};
     uint32_t weight = 0;
+    Members::iterator find(const Caller& caller) { return std::ranges::find(members, caller, &Member::caller); }
   };
   struct Held {
     Group group;
@@ -170,23 +166,23 @@ class Barriers {
     uint32_t requests = 0;
   };
   using HeldKey = std::pair<Key, int64_t>;
+  using HeldGroups = std::map<HeldKey, Held>;
 
-  void send(Group group);
+  HeldGroups::iterator send(HeldGroups::iterator held);
   void release(RequestId id, Group& group, uint32_t count);
-  void answer(const Caller& caller, uint32_t count);
   // Withdraws up to `weight` arrivals of the caller.
   void take_back(const Caller& caller, RequestId group, uint32_t weight, std::optional<RequestId> answer_to);
   void taken_back(const Withdrawal& withdrawal, uint32_t count);
   void report(const Withdrawal& withdrawal, uint32_t count);
   uint32_t take_from_held(const Caller& caller, uint32_t weight);
-  void shrink(Group& group, size_t index, uint32_t weight);
+  Members::iterator shrink(Group& group, Members::iterator member, uint32_t weight);
   void learn(const Key& key);
 
   Output& out_;
   const Duration max_hold_;
   Duration hold_;
   uint32_t expected_ = UINT32_MAX;  // this node's arrivals in the latest round
-  std::map<HeldKey, Held> held_;
+  HeldGroups held_;
   std::unordered_map<RequestId, Group> sent_;
   std::map<Caller, RequestId> where_;  // the request that contains the caller; 0: the caller is held
   std::unordered_map<Key, Round> rounds_;
@@ -232,7 +228,6 @@ class Reads {
   size_t pending() const { return readers_.size(); }
 
  private:
-  using ReaderId = uint64_t;
   struct Cached {
     std::optional<Bytes> value;  // empty: the proxy knows only that the key exists
     std::list<Key>::iterator age;
@@ -250,9 +245,9 @@ class Reads {
   };
   struct Fetch {
     Request request;
-    std::set<ReaderId> readers;
-    std::set<ReaderId> initiators;  // readers that its reply answers completely, even without leases
-    bool shared = true;             // other readers may join
+    std::set<Caller> readers;
+    std::set<Caller> initiators;  // readers that its reply answers completely, even without leases
+    bool shared = true;           // other readers may join
     bool sent = false;
     bool stale = false;  // one of its keys was given back since, so its reply brings no leases
   };
@@ -260,13 +255,12 @@ class Reads {
   bool usable(const Key& key, bool with_value) const;
   bool answer_from_cache(const Reader& reader, TimePoint now);
   void grant(const Reader& reader, Reply& reply);
-  void finish(ReaderId id);
-  void join(ReaderId id, std::vector<Key> missing);
+  void join(const Caller& caller, std::vector<Key> missing);
   std::vector<RequestId> joinable(const std::vector<Key>& keys, bool with_values) const;
-  void attach(ReaderId id, RequestId fetch);
-  void read_alone(ReaderId id);
+  void attach(const Caller& caller, RequestId fetch);
+  void read_alone(const Caller& caller);
   RequestId start(Request request, bool shared);
-  void leave(ReaderId id);
+  void leave(const Caller& caller);
   Fetch close(RequestId id);
   void answer_initiator(const Reader& initiator, const Fetch& fetch, const Reply& reply);
   void install(const Fetch& fetch, const Reply& reply);
@@ -292,9 +286,7 @@ class Reads {
   std::unordered_map<Key, std::vector<RequestId>> fetching_;  // shared fetches of a key
   std::unordered_map<RequestId, Set> sets_;                   // unanswered sets whose keys were not changed again
   std::unordered_map<Key, RequestId> latest_set_;             // of sets_, by key
-  std::map<ReaderId, Reader> readers_;
-  std::map<Caller, ReaderId> by_caller_;
-  ReaderId last_reader_ = 0;
+  std::map<Caller, Reader> readers_;
 };
 
 }  // namespace muster::proxy

@@ -24,19 +24,18 @@ std::vector<Key> unique_keys(const std::vector<Key>& keys) {
 }  // namespace
 
 void Reads::submit(Request request, ClientId client, TimePoint now) {
-  const ReaderId id = ++last_reader_;
   const Caller caller{client, request.id};
-  if (!by_caller_.emplace(caller, id).second) {
+  const auto [added, is_new] = readers_.try_emplace(caller, Reader{caller, std::move(request), {}});
+  if (!is_new) {
     return out_.refuse(caller, Error{ErrorCode::kProtocol, "a request of this number is already waiting"});
   }
-  Reader& reader = readers_[id];
-  reader = {caller, std::move(request), {}};
-  if (answer_from_cache(reader, now)) return finish(id);
-  if (reader.request.immediate || reader.request.operation == StoreOperation::kCheck) return read_alone(id);
+  const Reader& reader = added->second;
+  if (answer_from_cache(reader, now)) return void(readers_.erase(caller));
+  if (reader.request.immediate || reader.request.operation == StoreOperation::kCheck) return read_alone(caller);
   const bool with_values = wants_values(reader.request.operation);
   std::vector<Key> missing = unique_keys(reader.request.keys);
   if (now < lease_end_) std::erase_if(missing, [&](const Key& key) { return usable(key, with_values); });
-  join(id, std::move(missing));
+  join(caller, std::move(missing));
 }
 
 bool Reads::usable(const Key& key, bool with_value) const {
@@ -75,12 +74,6 @@ void Reads::grant(const Reader& reader, Reply& reply) {
   reply.granted = revocations_;
 }
 
-void Reads::finish(ReaderId id) {
-  const auto reader = readers_.find(id);
-  by_caller_.erase(reader->second.caller);
-  readers_.erase(reader);
-}
-
 // ---- fetches
 
 // Returns the unfinished fetches whose keys are all in `keys`. A fetch that also waits for another key may never end.
@@ -100,39 +93,38 @@ std::vector<RequestId> Reads::joinable(const std::vector<Key>& keys, bool with_v
   return result;
 }
 
-void Reads::join(ReaderId id, std::vector<Key> missing) {
-  Reader& reader = readers_.at(id);
+void Reads::join(const Caller& caller, std::vector<Key> missing) {
+  const Reader& reader = readers_.at(caller);
   const bool with_values = wants_values(reader.request.operation);
   std::unordered_set<std::string_view> covered;
   for (const RequestId fetch : joinable(missing, with_values)) {
     const auto& brought = fetches_.at(fetch).request.keys;
     if (std::all_of(brought.begin(), brought.end(), [&](const Key& key) { return covered.contains(key); })) continue;
-    attach(id, fetch);
+    attach(caller, fetch);
     covered.insert(brought.begin(), brought.end());
   }
   std::erase_if(missing, [&](const Key& key) { return covered.contains(key); });
   if (missing.empty()) return;
-  Request request{with_values ? missing.size() == 1 ? StoreOperation::kGet : StoreOperation::kMultiGet
-                              : StoreOperation::kWait};
-  request.keys = std::move(missing);
-  attach(id, start(std::move(request), /*shared=*/true));
+  const auto operation =
+      with_values ? missing.size() == 1 ? StoreOperation::kGet : StoreOperation::kMultiGet : StoreOperation::kWait;
+  attach(caller, start({.operation = operation, .keys = std::move(missing)}, /*shared=*/true));
 }
 
-void Reads::attach(ReaderId id, RequestId fetch_id) {
-  Reader& reader = readers_.at(id);
+void Reads::attach(const Caller& caller, RequestId fetch_id) {
+  Reader& reader = readers_.at(caller);
   Fetch& fetch = fetches_.at(fetch_id);
   reader.fetches.insert(fetch_id);
-  fetch.readers.insert(id);
+  fetch.readers.insert(caller);
   // If this fetch brings all keys of the reader, then it is the reader's only fetch.
   const bool brings_all = unique_keys(reader.request.keys).size() == fetch.request.keys.size();
   const bool brings_values = wants_values(fetch.request.operation) || !wants_values(reader.request.operation);
-  if (!fetch.sent && brings_all && brings_values) fetch.initiators.insert(id);
+  if (!fetch.sent && brings_all && brings_values) fetch.initiators.insert(caller);
 }
 
-void Reads::read_alone(ReaderId id) {
-  const RequestId fetch = start(readers_.at(id).request, /*shared=*/false);
-  attach(id, fetch);
-  fetches_.at(fetch).initiators.insert(id);
+void Reads::read_alone(const Caller& caller) {
+  const RequestId fetch = start(readers_.at(caller).request, /*shared=*/false);
+  attach(caller, fetch);
+  fetches_.at(fetch).initiators.insert(caller);
 }
 
 RequestId Reads::start(Request request, bool shared) {
@@ -150,9 +142,7 @@ RequestId Reads::start(Request request, bool shared) {
 }
 
 Reads::Fetch Reads::close(RequestId id) {
-  const auto found = fetches_.find(id);
-  Fetch fetch = std::move(found->second);
-  fetches_.erase(found);
+  Fetch fetch = std::move(fetches_.extract(id).mapped());
   if (!fetch.shared) return fetch;
   for (const Key& key : fetch.request.keys) {
     const auto entry = fetching_.find(key);
@@ -166,16 +156,16 @@ void Reads::receive(Reply reply, TimePoint now) {
   if (!fetches_.contains(reply.id)) return;
   const Fetch fetch = close(reply.id);
   if (reply.leased && !fetch.stale && now < lease_end_) install(fetch, reply);
-  for (const ReaderId id : fetch.readers) {
-    Reader& reader = readers_.at(id);
+  for (const Caller& caller : fetch.readers) {
+    Reader& reader = readers_.at(caller);
     reader.fetches.erase(reply.id);
-    if (fetch.initiators.contains(id)) {
+    if (fetch.initiators.contains(caller)) {
       answer_initiator(reader, fetch, reply);
-      leave(id);
+      leave(caller);
     } else if (reader.fetches.empty() && answer_from_cache(reader, now)) {
-      finish(id);
+      readers_.erase(caller);
     } else if (reader.fetches.empty()) {
-      read_alone(id);
+      read_alone(caller);
     }
   }
 }
@@ -200,36 +190,31 @@ void Reads::answer_initiator(const Reader& initiator, const Fetch& fetch, const 
 // ---- readers that leave
 
 bool Reads::cancel(const Caller& caller) {
-  const auto found = by_caller_.find(caller);
-  if (found == by_caller_.end()) return false;
+  if (!readers_.contains(caller)) return false;
   out_.abort(caller);
-  leave(found->second);
+  leave(caller);
   return true;
 }
 
 void Reads::drop(ClientId client) {
-  std::vector<ReaderId> gone;
-  for (auto it = by_caller_.lower_bound({client, 0}); it != by_caller_.end() && it->first.client == client; ++it) {
-    gone.push_back(it->second);
+  for (auto it = readers_.lower_bound({client, 0}); it != readers_.end() && it->first.client == client;) {
+    leave((it++)->first);
   }
-  for (const ReaderId id : gone) leave(id);
   for (auto& [id, set] : sets_) {
     if (set.below == client) set.below.reset();
   }
 }
 
-void Reads::leave(ReaderId id) {
-  for (const RequestId fetch_id : readers_.at(id).fetches) {
+void Reads::leave(const Caller& caller) {
+  const auto reader = readers_.extract(caller);
+  for (const RequestId fetch_id : reader.mapped().fetches) {
     Fetch& fetch = fetches_.at(fetch_id);
-    fetch.readers.erase(id);
-    fetch.initiators.erase(id);
+    fetch.readers.erase(reader.key());
+    fetch.initiators.erase(reader.key());
     if (!fetch.readers.empty()) continue;
     close(fetch_id);
-    Request cancel{StoreOperation::kCancel};
-    cancel.id = fetch_id;
-    out_.requests.push_back(std::move(cancel));
+    out_.requests.push_back({StoreOperation::kCancel, fetch_id});
   }
-  finish(id);
 }
 
 // ---- leases
@@ -364,9 +349,8 @@ void Reads::flush() {
 }
 
 void Reads::fail(const Error& why) {
-  for (const auto& [id, reader] : readers_) out_.refuse(reader.caller, why);
+  for (const auto& [caller, reader] : readers_) out_.refuse(caller, why);
   readers_.clear();
-  by_caller_.clear();
   fetches_.clear();
   fetching_.clear();
   unsent_.clear();

@@ -97,7 +97,7 @@ Result<> RedisConnection::send(const RedisWords& words, const Deadline& deadline
   for (size_t sent = 0; sent < static_cast<size_t>(size);) {
     const iovec rest{command + sent, static_cast<size_t>(size) - sent};
     const auto written = stream_->write({&rest, 1});
-    if (!written) return broke(written.error());
+    if (!written) return broke(written.error().message);
     if (*written == 0) MUSTER_TRY(wait(POLLOUT, deadline));
     sent += *written;
   }
@@ -108,9 +108,7 @@ Result<RedisReply> RedisConnection::receive(const Deadline& deadline) {
   std::array<char, 64 << 10> buffer;
   while (true) {
     void* found = nullptr;
-    if (redisReaderGetReply(reader_, &found) != REDIS_OK) {
-      return broke({ErrorCode::kProtocol, reader_->errstr, kNoRank, {}});
-    }
+    if (redisReaderGetReply(reader_, &found) != REDIS_OK) return broke(reader_->errstr);
     if (RedisReply reply(static_cast<redisReply*>(found)); reply) {
       if (reply->type != REDIS_REPLY_ERROR) return reply;
       const std::string_view text(reply->str, reply->len);
@@ -118,24 +116,17 @@ Result<RedisReply> RedisConnection::receive(const Deadline& deadline) {
     }
     const iovec segment{buffer.data(), buffer.size()};
     const auto n = stream_->read({&segment, 1});
-    if (!n) return broke(n.error());
+    if (!n) return broke(n.error().message);
     if (*n == 0) MUSTER_TRY(wait(POLLIN, deadline));
-    if (*n > 0 && redisReaderFeed(reader_, buffer.data(), *n) != REDIS_OK) {
-      return broke({ErrorCode::kProtocol, reader_->errstr, kNoRank, {}});
-    }
+    if (*n > 0 && redisReaderFeed(reader_, buffer.data(), *n) != REDIS_OK) return broke(reader_->errstr);
   }
 }
 
 Result<RedisReply> RedisConnection::call(const RedisWords& words, const Deadline& deadline) {
-  Result<> sent = send(words, deadline);
-  if (sent) {
-    auto reply = receive(deadline);
-    // A late reply would be read as the reply to the next command.
-    if (!reply && reply.error().code == ErrorCode::kTimeout) broken_ = true;
-    return reply;
-  }
-  broken_ = true;
-  return tl::unexpected(std::move(sent).error());
+  auto reply = send(words, deadline).and_then([&] { return receive(deadline); });
+  // A late reply would be read as the reply to the next command.
+  if (!reply && reply.error().code == ErrorCode::kTimeout) broken_ = true;
+  return reply;
 }
 
 bool RedisConnection::is_idle() const {
@@ -148,9 +139,9 @@ Result<> RedisConnection::wait(short events, const Deadline& deadline) {
   return fail(ErrorCode::kTimeout, name_ + " did not answer in time");
 }
 
-tl::unexpected<Error> RedisConnection::broke(Error why) {
+tl::unexpected<Error> RedisConnection::broke(std::string_view why) {
   broken_ = true;
-  return fail(ErrorCode::kPeerLost, fmt::format("the connection to {} is lost: {}", name_, why.message));
+  return fail(ErrorCode::kPeerLost, fmt::format("the connection to {} is lost: {}", name_, why));
 }
 
 }  // namespace muster

@@ -52,7 +52,7 @@ class RedisConnection {
  private:
   RedisConnection(std::string name, std::unique_ptr<Stream> stream);
   Result<> wait(short events, const Deadline& deadline);
-  tl::unexpected<Error> broke(Error why);
+  tl::unexpected<Error> broke(std::string_view why);
 
   const std::string name_;
   std::unique_ptr<Stream> stream_;

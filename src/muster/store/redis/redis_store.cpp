@@ -6,9 +6,9 @@
 #include <mutex>
 #include <optional>
 
+#include "muster/store/external_store.h"
 #include "muster/store/redis/redis_connection.h"
 #include "muster/store/redis/redis_scripts.h"
-#include "muster/store/request_store.h"
 #include "muster/store/ttl_lock.h"
 #include "muster/store/url.h"
 
@@ -83,11 +83,7 @@ class Connections {
 // A connection that is subscribed to one channel.
 class Listener {
  public:
-  static Result<Listener> create(Connections& connections, const Deadline& deadline) {
-    MUSTER_ASSIGN(auto connection, connections.connect(deadline));
-    return Listener(std::move(connection));
-  }
-
+  explicit Listener(std::unique_ptr<RedisConnection> connection) : connection_(std::move(connection)) {}
   const std::string& channel() const { return channel_; }
 
   Result<> subscribe(const std::string& channel, const Deadline& deadline) {
@@ -108,9 +104,32 @@ class Listener {
   }
 
  private:
-  explicit Listener(std::unique_ptr<RedisConnection> connection) : connection_(std::move(connection)) {}
   std::unique_ptr<RedisConnection> connection_;
   std::string channel_;
+};
+
+// The script of an operation, and whether it may have to wait. A barrier has several scripts.
+struct Script {
+  StoreOperation operation;
+  const char* text;
+  bool waits = false;
+};
+constexpr Script kScripts[] = {
+    {StoreOperation::kSet, redis_scripts::kSet},
+    {StoreOperation::kMultiSet, redis_scripts::kMultiSet},
+    {StoreOperation::kCompareSet, redis_scripts::kCompareSet},
+    {StoreOperation::kAdd, redis_scripts::kAdd},
+    {StoreOperation::kAppend, redis_scripts::kAppend},
+    {StoreOperation::kQueuePush, redis_scripts::kPush},
+    {StoreOperation::kCheck, redis_scripts::kWait},
+    {StoreOperation::kListKeys, redis_scripts::kListKeys},
+    {StoreOperation::kDelete, "return redis.call('HDEL', KEYS[1]..':data', ARGV[1])"},
+    {StoreOperation::kQueueLength, "return redis.call('LLEN', KEYS[1]..':queue:'..ARGV[1])"},
+    {StoreOperation::kNumKeys, "return redis.call('HLEN', KEYS[1]..':data')"},
+    {StoreOperation::kGet, redis_scripts::kGet, /*waits=*/true},
+    {StoreOperation::kMultiGet, redis_scripts::kGet, /*waits=*/true},
+    {StoreOperation::kWait, redis_scripts::kWait, /*waits=*/true},
+    {StoreOperation::kQueuePop, redis_scripts::kPop, /*waits=*/true},
 };
 
 class RedisStore : public ExternalStore {
@@ -119,203 +138,147 @@ class RedisStore : public ExternalStore {
 
   Result<std::unique_ptr<Store>> clone() override { return std::make_unique<RedisStore>(connections_); }
   Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration time_to_live,
-                                         const Deadline& deadline) override;
-  Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline) override;
+                                         const Deadline& deadline) override {
+    const std::string token = random_token(), life = milliseconds(time_to_live);
+    const TimePoint asked = steady_clock().now();
+    MUSTER_ASSIGN(const RedisReply taken, run(redis_scripts::kClaim, {name, token, life, text_of(value)}, deadline));
+    if (taken->integer != 1) return lock_is_held(name);
+    const auto renew = [connections = connections_, name, token](const std::string& ms, const Deadline& until) {
+      return connections->run(redis_scripts::kRenew, {name, token, ms}, until);
+    };
+    return std::make_unique<RenewedTtlLock>(
+        RenewedTtlLock::Store{[renew, life](const Deadline& until) -> Result<bool> {
+                                MUSTER_ASSIGN(const RedisReply stands, renew(life, until));
+                                return stands->integer == 1;
+                              },
+                              [renew](const Deadline& until) { (void)renew("0", until); }},
+        asked, time_to_live);
+  }
+  Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline) override {
+    MUSTER_ASSIGN(const RedisReply found, run(redis_scripts::kClaims, {prefix}, deadline));
+    std::map<Key, Bytes> result;
+    for (size_t i = 0; i + 1 < found->elements; i += 2) {
+      result.emplace(text_of(*found->element[i]), bytes_of(*found->element[i + 1]));
+    }
+    return result;
+  }
 
  protected:
-  Result<Reply> carry_out(Request& request, const Deadline& deadline) override;
+  Result<Reply> carry_out(Request& request, const Deadline& deadline) override {
+    for (const Bytes& value : request.values) {
+      if (value.size() <= kMaxValue) continue;
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("got a value of {} bytes, Redis' limit is {}", value.size(), kMaxValue));
+    }
+    if (request.operation == StoreOperation::kBarrier) return arrive(request, deadline);
+    const auto* script = std::ranges::find(kScripts, request.operation, &Script::operation);
+    if (script == std::end(kScripts)) {
+      return fail(ErrorCode::kUnsupported, fmt::format("Redis has no {}", name(request.operation)));
+    }
+    return script->waits ? do_wait(request, script->text, deadline) : run_at_once(request, script->text, deadline);
+  }
   std::string server() const override { return connections_->location().target.name(); }
 
  private:
   Result<RedisReply> run(const char* script, const RedisWords& arguments, const Deadline& deadline) {
     return connections_->run(script, arguments, with_grace(deadline));
   }
-  Result<Reply> run_at_once(const Request& request, const Deadline& deadline);
-  Result<Reply> do_wait(const Request& request, const char* script, const Deadline& deadline);
-  Result<Reply> arrive(const Request& request, const Deadline& deadline);
+
+  Result<Reply> run_at_once(const Request& request, const char* script, const Deadline& deadline) {
+    const StoreOperation operation = request.operation;
+    const bool adds = operation == StoreOperation::kAdd, appends = operation == StoreOperation::kAppend;
+    const std::string number = std::to_string(adds ? request.number : static_cast<int64_t>(kMaxValue));
+    RedisWords words;
+    if (operation == StoreOperation::kCheck) words.emplace_back("1");
+    for (size_t i = 0; i < std::max(request.keys.size(), request.values.size()); ++i) {
+      if (i < request.keys.size()) words.emplace_back(request.keys[i]);
+      if (i < request.values.size()) words.push_back(text_of(request.values[i]));
+    }
+    if (adds || appends) words.emplace_back(number);
+    const auto answer = run(script, words, deadline);
+    if (!answer) {
+      const auto says = [&](const char* text) {
+        return adds && answer.error().message.find(text) != std::string::npos;
+      };
+      if (says("overflow")) return add_overflow(request.keys[0], request.number);
+      if (says("not an integer")) return not_a_number(request.keys[0]);
+      return tl::unexpected(answer.error());
+    }
+    const redisReply& found = **answer;
+    if (appends && found.integer != 1) {
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("append would grow key \"{}\" over Redis' limit of {} bytes", request.keys[0], number));
+    }
+    Reply reply = number_reply(adds ? std::strtoll(found.str, nullptr, 10) : found.integer);
+    if (operation == StoreOperation::kCheck) reply.number = found.type == REDIS_REPLY_ARRAY;
+    if (operation == StoreOperation::kCompareSet) reply.values.push_back(bytes_of(found));
+    for (size_t i = 0; operation == StoreOperation::kListKeys && i < found.elements; ++i) {
+      reply.keys.emplace_back(text_of(*found.element[i]));
+    }
+    return reply;
+  }
+
+  // Runs a script that may have to wait. Runs it again after each message about the missing key.
   Result<RedisReply> until_there(const char* script, RedisWords arguments, const std::vector<Key>& keys,
-                                 const Deadline& deadline);
+                                 const Deadline& deadline) {
+    std::optional<Listener> listener;
+    std::string cursor = "1";
+    while (true) {
+      const bool last = deadline.passed();
+      arguments[0] = cursor;
+      MUSTER_ASSIGN(RedisReply reply, run(script, arguments, deadline));
+      if (reply->type == REDIS_REPLY_ARRAY) return reply;
+      if (last) return fail(ErrorCode::kTimeout, "the deadline has passed");
+      const size_t missing = static_cast<size_t>(reply->integer) - 1;
+      if (missing >= keys.size()) return fail(ErrorCode::kProtocol, "Redis returned a key number that is out of range");
+      cursor = std::to_string(missing + 1);
+      const std::string channel = connections_->location().prefix + ":event:" + keys[missing];
+      if (!listener) {
+        MUSTER_ASSIGN(auto connection, connections_->connect(with_grace(deadline)));
+        listener.emplace(std::move(connection));
+      }
+      // After subscribing, the script runs again, because the key may have appeared in between.
+      if (listener->channel() == channel) {
+        MUSTER_TRY(listener->wait_for_message(deadline.or_sooner(deadline.clock().now() + kPollInterval)));
+      } else {
+        MUSTER_TRY(listener->subscribe(channel, with_grace(deadline)));
+      }
+    }
+  }
+
+  Result<Reply> do_wait(const Request& request, const char* script, const Deadline& deadline) {
+    RedisWords words = {""};
+    words.insert(words.end(), request.keys.begin(), request.keys.end());
+    MUSTER_ASSIGN(const RedisReply found, until_there(script, std::move(words), request.keys, deadline));
+    Reply reply;
+    const bool pop = request.operation == StoreOperation::kQueuePop;
+    for (size_t i = pop ? 1 : 0; i < found->elements; ++i) reply.values.push_back(bytes_of(*found->element[i]));
+    if (pop) reply.number = found->element[0]->integer;
+    return reply;
+  }
+
+  Result<Reply> arrive(const Request& request, const Deadline& deadline) {
+    const Key& key = request.keys[0];
+    const std::string count = std::to_string(request.number), id = random_token(),
+                      patience = milliseconds(deadline.left());
+    RedisWords words = {"", key, count, id, patience};
+    MUSTER_ASSIGN(const RedisReply arrived, run(redis_scripts::kArrive, words, deadline));
+    if (arrived->type == REDIS_REPLY_ARRAY && arrived->elements == 2) {
+      return barrier_mismatch(key, request.number, arrived->element[0]->integer,
+                              std::strtoll(arrived->element[1]->str, nullptr, 10));
+    }
+    if (arrived->type == REDIS_REPLY_ARRAY) return Reply{};
+    const auto released = until_there(redis_scripts::kReleased, words, request.keys, deadline);
+    if (released) return Reply{};
+    // Removes the arrival. If it is already gone, the barrier has released the caller. If the server does not answer
+    // now, kArrive of a later caller removes the arrival, a minute after its timeout.
+    const auto withdrawn = run(redis_scripts::kWithdraw, words, Deadline::after({}));
+    if (withdrawn && (*withdrawn)->integer == 0) return Reply{};
+    return tl::unexpected(released.error());
+  }
 
   std::shared_ptr<Connections> connections_;  // shared by the clones
 };
-
-Result<Reply> RedisStore::carry_out(Request& request, const Deadline& deadline) {
-  for (const Bytes& value : request.values) {
-    if (value.size() <= kMaxValue) continue;
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("got a value of {} bytes, Redis' limit is {}", value.size(), kMaxValue));
-  }
-  switch (request.operation) {
-    case StoreOperation::kGet:
-    case StoreOperation::kMultiGet:
-      return do_wait(request, redis_scripts::kGet, deadline);
-    case StoreOperation::kWait:
-      return do_wait(request, redis_scripts::kWait, deadline);
-    case StoreOperation::kQueuePop:
-      return do_wait(request, redis_scripts::kPop, deadline);
-    case StoreOperation::kBarrier:
-      return arrive(request, deadline);
-    default:
-      return run_at_once(request, deadline);
-  }
-}
-
-// ---- operations that do not wait
-
-// Null if Redis has no such operation.
-const char* script_of(StoreOperation operation) {
-  switch (operation) {
-    case StoreOperation::kSet:
-      return redis_scripts::kSet;
-    case StoreOperation::kMultiSet:
-      return redis_scripts::kMultiSet;
-    case StoreOperation::kCompareSet:
-      return redis_scripts::kCompareSet;
-    case StoreOperation::kAdd:
-      return redis_scripts::kAdd;
-    case StoreOperation::kAppend:
-      return redis_scripts::kAppend;
-    case StoreOperation::kQueuePush:
-      return redis_scripts::kPush;
-    case StoreOperation::kCheck:
-      return redis_scripts::kWait;
-    case StoreOperation::kListKeys:
-      return redis_scripts::kListKeys;
-    case StoreOperation::kDelete:
-      return "return redis.call('HDEL', KEYS[1]..':data', ARGV[1])";
-    case StoreOperation::kQueueLength:
-      return "return redis.call('LLEN', KEYS[1]..':queue:'..ARGV[1])";
-    case StoreOperation::kNumKeys:
-      return "return redis.call('HLEN', KEYS[1]..':data')";
-    default:
-      return nullptr;
-  }
-}
-
-Result<Reply> RedisStore::run_at_once(const Request& request, const Deadline& deadline) {
-  const StoreOperation operation = request.operation;
-  const char* script = script_of(operation);
-  if (script == nullptr) return fail(ErrorCode::kUnsupported, fmt::format("Redis has no {}", name(operation)));
-  const bool adds = operation == StoreOperation::kAdd, appends = operation == StoreOperation::kAppend;
-  const std::string number = std::to_string(adds ? request.number : static_cast<int64_t>(kMaxValue));
-  RedisWords words;
-  if (operation == StoreOperation::kCheck) words.emplace_back("1");
-  for (size_t i = 0; i < std::max(request.keys.size(), request.values.size()); ++i) {
-    if (i < request.keys.size()) words.emplace_back(request.keys[i]);
-    if (i < request.values.size()) words.push_back(text_of(request.values[i]));
-  }
-  if (adds || appends) words.emplace_back(number);
-  const auto answer = run(script, words, deadline);
-  if (!answer) {
-    const auto says = [&](const char* text) { return adds && answer.error().message.find(text) != std::string::npos; };
-    if (says("overflow")) return add_overflow(request.keys[0], request.number);
-    if (says("not an integer")) return not_a_number(request.keys[0]);
-    return tl::unexpected(answer.error());
-  }
-  const redisReply& found = **answer;
-  if (appends && found.integer != 1) {
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("append would grow key \"{}\" over Redis' limit of {} bytes", request.keys[0], number));
-  }
-  Reply reply = number_reply(adds ? std::strtoll(found.str, nullptr, 10) : found.integer);
-  if (operation == StoreOperation::kCheck) reply.number = found.type == REDIS_REPLY_ARRAY;
-  if (operation == StoreOperation::kCompareSet) reply.values.push_back(bytes_of(found));
-  for (size_t i = 0; operation == StoreOperation::kListKeys && i < found.elements; ++i) {
-    reply.keys.emplace_back(text_of(*found.element[i]));
-  }
-  return reply;
-}
-
-// ---- operations that may wait
-
-// Runs a script that may have to wait. Runs it again after each message about the missing key.
-Result<RedisReply> RedisStore::until_there(const char* script, RedisWords arguments, const std::vector<Key>& keys,
-                                           const Deadline& deadline) {
-  std::optional<Listener> listener;
-  std::string cursor = "1";
-  while (true) {
-    const bool last = deadline.passed();
-    arguments[0] = cursor;
-    MUSTER_ASSIGN(RedisReply reply, run(script, arguments, deadline));
-    if (reply->type == REDIS_REPLY_ARRAY) return reply;
-    if (last) return fail(ErrorCode::kTimeout, "the deadline has passed");
-    const size_t missing = static_cast<size_t>(reply->integer) - 1;
-    if (missing >= keys.size()) return fail(ErrorCode::kProtocol, "Redis returned a key number that is out of range");
-    cursor = std::to_string(missing + 1);
-    const std::string channel = connections_->location().prefix + ":event:" + keys[missing];
-    if (!listener) {
-      MUSTER_ASSIGN(listener, Listener::create(*connections_, with_grace(deadline)));
-    }
-    // After subscribing, the script runs again, because the key may have appeared in between.
-    if (listener->channel() == channel) {
-      MUSTER_TRY(listener->wait_for_message(deadline.or_sooner(deadline.clock().now() + kPollInterval)));
-    } else {
-      MUSTER_TRY(listener->subscribe(channel, with_grace(deadline)));
-    }
-  }
-}
-
-Result<Reply> RedisStore::do_wait(const Request& request, const char* script, const Deadline& deadline) {
-  RedisWords words = {""};
-  words.insert(words.end(), request.keys.begin(), request.keys.end());
-  MUSTER_ASSIGN(const RedisReply found, until_there(script, std::move(words), request.keys, deadline));
-  Reply reply;
-  const bool pop = request.operation == StoreOperation::kQueuePop;
-  for (size_t i = pop ? 1 : 0; i < found->elements; ++i) reply.values.push_back(bytes_of(*found->element[i]));
-  if (pop) reply.number = found->element[0]->integer;
-  return reply;
-}
-
-Result<Reply> RedisStore::arrive(const Request& request, const Deadline& deadline) {
-  const Key& key = request.keys[0];
-  const std::string count = std::to_string(request.number), id = random_token(),
-                    patience = milliseconds(deadline.left());
-  RedisWords words = {"", key, count, id, patience};
-  MUSTER_ASSIGN(const RedisReply arrived, run(redis_scripts::kArrive, words, deadline));
-  if (arrived->type == REDIS_REPLY_ARRAY && arrived->elements == 2) {
-    return barrier_mismatch(key, request.number, arrived->element[0]->integer,
-                            std::strtoll(arrived->element[1]->str, nullptr, 10));
-  }
-  if (arrived->type == REDIS_REPLY_ARRAY) return Reply{};
-  const auto released = until_there(redis_scripts::kReleased, words, request.keys, deadline);
-  if (released) return Reply{};
-  // Removes the arrival. If it is already gone, the barrier has released the caller. If the server does not answer now,
-  // kArrive of a later caller removes the arrival, a minute after its timeout.
-  const auto withdrawn = run(redis_scripts::kWithdraw, words, Deadline::after({}));
-  if (withdrawn && (*withdrawn)->integer == 0) return Reply{};
-  return tl::unexpected(released.error());
-}
-
-// ---- locks
-
-Result<std::unique_ptr<TtlLock>> RedisStore::claim(const Key& name, ByteView value, Duration time_to_live,
-                                                   const Deadline& deadline) {
-  const std::string token = random_token(), life = milliseconds(time_to_live);
-  const TimePoint asked = steady_clock().now();
-  MUSTER_ASSIGN(const RedisReply taken, run(redis_scripts::kClaim, {name, token, life, text_of(value)}, deadline));
-  if (taken->integer != 1) {
-    return lock_is_held(name);
-  }
-  const auto renew = [connections = connections_, name, token](const std::string& ms, const Deadline& until) {
-    return connections->run(redis_scripts::kRenew, {name, token, ms}, until);
-  };
-  return std::make_unique<RenewedTtlLock>(
-      RenewedTtlLock::Store{[renew, life](const Deadline& until) -> Result<bool> {
-                              MUSTER_ASSIGN(const RedisReply stands, renew(life, until));
-                              return stands->integer == 1;
-                            },
-                            [renew](const Deadline& until) { (void)renew("0", until); }},
-      asked, time_to_live);
-}
-
-Result<std::map<Key, Bytes>> RedisStore::claims(std::string_view prefix, const Deadline& deadline) {
-  MUSTER_ASSIGN(const RedisReply found, run(redis_scripts::kClaims, {prefix}, deadline));
-  std::map<Key, Bytes> result;
-  for (size_t i = 0; i + 1 < found->elements; i += 2) {
-    result.emplace(text_of(*found->element[i]), bytes_of(*found->element[i + 1]));
-  }
-  return result;
-}
 
 Result<RedisLocation> parse_location(const std::string& text) {
   MUSTER_ASSIGN(Url url, Url::parse(text, RedisTarget{}.port));

@@ -103,9 +103,7 @@ void BufferedConnection::arm_stall_timer() {
     if (outbox_.taken() != taken) return arm_stall_timer();
     lose(Error{ErrorCode::kResourceExhausted,
                fmt::format("it has read none of {} of replies for {} ms", format_bytes(outbox_.size()),
-                           options_.stall_timeout.count() / 1'000'000),
-               kNoRank,
-               {}});
+                           options_.stall_timeout.count() / 1'000'000)});
   });
 }
 

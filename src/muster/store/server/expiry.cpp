@@ -36,13 +36,11 @@ SessionExpiry::Expired SessionExpiry::expired(size_t proxies) const {
   const TimePoint now = clock_->now();
   const Duration keepalives = kMissedKeepalives * kKeepaliveInterval * interval_growth(proxies);
   const Duration silence = std::max(std::min(kSilentLink, limits_.link_grace), keepalives);
-  Expired expired;
   // A frame may bring a lease without time to use it, because `lease_left` was 0. leases_end_ does not cover such a
   // lease. It ends as if it held for the usual time.
-  expired.leases = now > std::max(leases_end_, heard_ + with_clock_drift(limits_.lease_time));
-  expired.link = linked_ && now - heard_ > silence;
-  expired.session = !linked_ && now - unlinked_since_ > limits_.link_grace;
-  return expired;
+  return {.leases = now > std::max(leases_end_, heard_ + with_clock_drift(limits_.lease_time)),
+          .link = linked_ && now - heard_ > silence,
+          .session = !linked_ && now - unlinked_since_ > limits_.link_grace};
 }
 
 bool RequestTimeouts::heard(ClientId client) {

@@ -41,19 +41,15 @@ double seconds_of(std::optional<clockid_t> clock) {
 
 }  // namespace
 
-// The state of a client that is a proxy. It outlives the proxy's connections.
-struct ProxyClient {
-  SessionId id{};
-  ServerSession session;
-  TimePoint next_frame{};  // no frame before this time: see ServerSession::min_interval()
-};
-
 struct ServerLoop::Client {
   ClientId id;
   ListenerId listener;
   Address peer;                        // for the log
   std::unique_ptr<Protocol> protocol;  // null for a proxy
-  std::unique_ptr<ProxyClient> proxy;
+  // Of a client that is a proxy. They outlive the proxy's connections.
+  std::unique_ptr<ServerSession> session;  // null for other clients
+  SessionId session_id{};
+  TimePoint next_frame{};  // no frame before this time: see ServerSession::min_interval()
   std::optional<BufferedConnection> connection;
   bool tcpstore = false;     // uses PyTorch's protocol
   RequestId unfinished = 0;  // the request to answer before the next one is read; 0: none
@@ -122,7 +118,14 @@ void ServerLoop::deliver(Replies replies) {
 }
 
 void ServerLoop::close_clients_of(ListenerId listener) {
-  post([&](Inbox& inbox) { inbox.closed.push_back(listener); });
+  loop_->post([this, listener] {
+    std::vector<Client*> theirs;
+    for (const auto& [id, client] : clients_) {
+      if (client->listener == listener) theirs.push_back(client.get());
+    }
+    for (Client* client : theirs) lose(*client, {ErrorCode::kPeerLost, "its listener was closed"});
+    flush();
+  });
 }
 
 void ServerLoop::take_inbox() {
@@ -133,13 +136,6 @@ void ServerLoop::take_inbox() {
   }
   for (AcceptedConnection& accepted : taken.accepted) add_client(std::move(accepted));
   for (const Reply& reply : taken.replies) encode(reply);
-  for (const ListenerId listener : taken.closed) {
-    std::vector<Client*> theirs;
-    for (const auto& [id, client] : clients_) {
-      if (client->listener == listener) theirs.push_back(client.get());
-    }
-    for (Client* client : theirs) lose(*client, {ErrorCode::kPeerLost, "its listener was closed", kNoRank, {}});
-  }
   flush();
 }
 
@@ -179,11 +175,12 @@ ServerLoop::Client& ServerLoop::proxy_client(const SessionId& session) {
     --load_;
   } else {
     client = &new_client();
-    client->proxy.reset(
-        new ProxyClient{session, ServerSession(loop_->clock(), {options_.lease_time, options_.link_grace})});
+    client->session_id = session;
+    client->session = std::make_unique<ServerSession>(loop_->clock(),
+                                                      SessionExpiry::Limits{options_.lease_time, options_.link_grace});
     backend_->serves_proxies(sessions_.size());
   }
-  client->proxy->session.link_up();
+  client->session->link_up();
   return *client;
 }
 
@@ -192,7 +189,7 @@ void ServerLoop::add_client(AcceptedConnection accepted) {
   client.listener = accepted.listener;
   client.peer = accepted.connection.peer;
   client.tcpstore = accepted.tcpstore;
-  if (!client.proxy)
+  if (!client.session)
     client.protocol = accepted.tcpstore ? torch_protocol(std::move(accepted.prefix)) : muster_protocol();
   client.connection.emplace(*loop_, std::move(accepted.connection.stream),
                             BufferedConnection::Options{options_.max_reply_queue, options_.stall_timeout},
@@ -204,7 +201,7 @@ void ServerLoop::add_client(AcceptedConnection accepted) {
 
 void ServerLoop::on_input(Client& client, ByteView bytes) {
   count(counters_.bytes_in, bytes.size());
-  if (client.proxy) return on_frames(client, bytes);
+  if (client.session) return on_frames(client, bytes);
   client.protocol->feed(bytes);
   in_batch_ = true;
   while (!client.lost && !client.connection->over() && take_request(client))
@@ -225,7 +222,7 @@ void ServerLoop::arm_request_timeout() {
       Client& client = *found->second;
       // If the server does not read from a client now, the client is checked again after its next input.
       if (client.connection->over() || !client.protocol->midway()) continue;
-      lose(client, {ErrorCode::kTimeout, "it stopped in the middle of a request", kNoRank, {}});
+      lose(client, {ErrorCode::kTimeout, "it stopped in the middle of a request"});
     }
     arm_request_timeout();
   });
@@ -233,14 +230,14 @@ void ServerLoop::arm_request_timeout() {
 
 // Handles the frames of a proxy. A frame may hold many requests, and counts as one message.
 void ServerLoop::on_frames(Client& client, ByteView bytes) {
-  auto input = client.proxy->session.receive(bytes);
+  auto input = client.session->receive(bytes);
   if (!input) return lose(client, input.error());
   count(counters_.messages_in, input->frames);
   mark_dirty(client);
   in_batch_ = true;
   for (Request& request : input->requests) submit(client, std::move(request));
   in_batch_ = false;
-  if (input->closed) lose(client, {ErrorCode::kPeerLost, "the proxy has ended", kNoRank, {}});
+  if (input->closed) lose(client, {ErrorCode::kPeerLost, "the proxy has ended"});
   if (!input->requests.empty()) return schedule_flush();
   flush();  // a new link, or a keepalive
 }
@@ -323,9 +320,9 @@ void ServerLoop::encode(const Reply& reply) {
     client = found->second.get();
   }
   if (client->lost) return;
-  if (client->proxy) {
-    client->proxy->session.end_grants(backend_->grants_ended());
-    client->proxy->session.reply(reply);
+  if (client->session) {
+    client->session->end_grants(backend_->grants_ended());
+    client->session->reply(reply);
     return mark_dirty(*client);
   }
   if (client->unfinished != 0 && client->unfinished == reply.id) {
@@ -355,13 +352,13 @@ size_t ServerLoop::flush() {
   std::vector<Client*> early;
   for (size_t i = 0; i < dirty_.size(); ++i) {  // a failed write may add to dirty_
     Client& client = *dirty_[i];
-    if (client.proxy && !client.lost && now < client.proxy->next_frame) {
+    if (client.session && !client.lost && now < client.next_frame) {
       early.push_back(&client);
-      earliest = std::min(earliest, client.proxy->next_frame);
+      earliest = std::min(earliest, client.next_frame);
       continue;
     }
     client.dirty = false;
-    if (client.proxy) {
+    if (client.session) {
       write_frames(client);
       ++proxies;
     }
@@ -382,28 +379,28 @@ size_t ServerLoop::flush() {
 }
 
 void ServerLoop::write_frames(Client& client) {
-  ProxyClient& proxy = *client.proxy;
-  proxy.session.end_grants(backend_->grants_ended());
-  proxy.next_frame = loop_->clock().now() + proxy.session.min_interval();
+  ServerSession& session = *client.session;
+  session.end_grants(backend_->grants_ended());
+  client.next_frame = loop_->clock().now() + session.min_interval();
   Bytes& out = client.connection->out();
   const size_t before = out.size();
-  count(counters_.messages_out, proxy.session.write(out, proxies(), backend_->lease_left()));
+  count(counters_.messages_out, session.write(out, proxies(), backend_->lease_left()));
   count(counters_.bytes_out, out.size() - before);
-  if (proxy.session.linked() || proxy.session.unacknowledged() <= options_.max_reply_queue) return;
-  lose(client, {ErrorCode::kResourceExhausted, "too many replies wait for its link", kNoRank, {}});
+  if (session.linked() || session.unacknowledged() <= options_.max_reply_queue) return;
+  lose(client, {ErrorCode::kResourceExhausted, "too many replies wait for its link"});
 }
 
 // Handles a lost connection. A known proxy keeps its session, because it may reconnect.
 void ServerLoop::on_lost(Client& client, const Error& why) {
-  if (!client.proxy || !client.proxy->session.known()) return lose(client, why);
+  if (!client.session || !client.session->known()) return lose(client, why);
   log(LogLevel::kDebug, fmt::format("store: the link to {} is lost: {}", client.peer.to_string(), why.message));
-  client.proxy->session.link_lost();
+  client.session->link_lost();
 }
 
 void ServerLoop::check_sessions() {
   std::vector<Client*> silent, over;  // two lists, because ending a session removes it from sessions_
   for (const auto& [id, client] : sessions_) {
-    ServerSession& session = client->proxy->session;
+    ServerSession& session = *client->session;
     const SessionExpiry::Expired expired = session.expired(proxies());
     // An earlier grant may still be on its way here from another loop, or may wait here for the link. end_grants()
     // removes such grants from the replies.
@@ -413,16 +410,11 @@ void ServerLoop::check_sessions() {
   }
   for (Client* client : silent) {
     client->connection->close();
-    on_lost(*client, {ErrorCode::kTimeout, "the link was silent for too long", kNoRank, {}});
+    on_lost(*client, {ErrorCode::kTimeout, "the link was silent for too long"});
   }
-  for (Client* client : over) lose(*client, {ErrorCode::kTimeout, "the proxy did not reconnect", kNoRank, {}});
+  for (Client* client : over) lose(*client, {ErrorCode::kTimeout, "the proxy did not reconnect"});
   flush();
   loop_->after(kSessionCheckInterval, [this] { check_sessions(); });
-}
-
-void ServerLoop::destroy_closed_clients() {
-  flush();  // dirty_ may hold pointers to closed clients
-  closed_clients_.clear();
 }
 
 void ServerLoop::lose(Client& client, const Error& why) {
@@ -435,24 +427,24 @@ void ServerLoop::lose(Client& client, const Error& why) {
   }
   client.connection->close();
   // A handler of the client's connection may be on the stack, so the client is destroyed later.
-  if (closed_clients_.empty()) loop_->post([this] { destroy_closed_clients(); });
+  if (closed_clients_.empty()) {
+    loop_->post([this] {
+      flush();  // dirty_ may hold pointers to closed clients
+      closed_clients_.clear();
+    });
+  }
   closed_clients_.push_back(std::move(clients_.extract(client.id).mapped()));
   counters_.clients.store(clients_.size(), std::memory_order_relaxed);
   --load_;
   backend_->drop(client.id);  // before its leases end: their end may release its waits, which would then get new leases
-  if (!client.proxy) return;
-  sessions_.erase(client.proxy->id);
+  if (!client.session) return;
+  sessions_.erase(client.session_id);
   backend_->serves_proxies(sessions_.size());
-  end_leases(client);
-}
-
-void ServerLoop::end_leases(const Client& client) {
-  const TimePoint end = client.proxy->session.leases_end();
-  if (end <= loop_->clock().now()) {
+  if (const TimePoint end = client.session->leases_end(); end > loop_->clock().now()) {
+    loop_->at(end, [this, id = client.id] { backend_->revoke(id); });
+  } else {
     backend_->revoke(client.id);
-    return;
   }
-  loop_->at(end, [this, id = client.id] { backend_->revoke(id); });
 }
 
 }  // namespace muster

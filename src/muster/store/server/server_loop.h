@@ -81,8 +81,7 @@ class ServerLoop {
   struct Inbox {
     std::vector<AcceptedConnection> accepted;
     Replies replies;
-    std::vector<ListenerId> closed;
-    bool empty() const { return accepted.empty() && replies.empty() && closed.empty(); }
+    bool empty() const { return accepted.empty() && replies.empty(); }
   };
 
   template <class Add>
@@ -109,8 +108,6 @@ class ServerLoop {
   size_t proxies() const { return sessions_.size() * count_; }
   void check_sessions();
   void lose(Client& client, const Error& why);
-  void end_leases(const Client& client);
-  void destroy_closed_clients();
 
   const StoreServerOptions& options_;
   const unsigned index_, count_;

@@ -50,8 +50,7 @@ Result<> ServerSession::on_frame(Frame frame, Input& input) {
   served_proxies_ = served_proxies_ || min_interval_ > Duration{0};
   keepalive_due_ = keepalive_due_ || received.keepalive;
   return for_each_message(received.messages(), [&](const FrameHeader& header, ByteView payload) -> Result<> {
-    MUSTER_ASSIGN(Request request, decode_request(header, payload));
-    input.requests.push_back(std::move(request));
+    MUSTER_ASSIGN(input.requests.emplace_back(), decode_request(header, payload));
     return {};
   });
 }

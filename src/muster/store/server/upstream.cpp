@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cerrno>
-#include <cstring>
 #include <optional>
 
 #include "muster/base/log.h"
@@ -25,9 +24,7 @@ constexpr size_t kMaxQueue = size_t{1} << 30;  // bytes that wait for the link
 
 Random seeded() {
   uint64_t seed = 0;
-  uint8_t bytes[sizeof seed];
-  fill_secure_random(bytes);
-  std::memcpy(&seed, bytes, sizeof seed);
+  fill_secure_random({reinterpret_cast<uint8_t*>(&seed), sizeof seed});
   return Random(seed);
 }
 
@@ -117,7 +114,7 @@ class Upstream : public Backend {
     wake_at_ = *next;
     wake_timer_ = loop_.at(wake_at_, [this] {
       wake_timer_.reset();
-      if (link_.silent(now())) on_lost({ErrorCode::kTimeout, "the link was silent for too long", kNoRank, {}});
+      if (link_.silent(now())) on_lost({ErrorCode::kTimeout, "the link was silent for too long"});
       take_turn();
     });
   }

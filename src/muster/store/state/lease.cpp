@@ -34,8 +34,6 @@ bool LeaseTable::grant(const Key& key, ClientId holder) {
   return true;
 }
 
-bool LeaseTable::is_current(const Holder& holder) const { return clients_.at(holder.client).term == holder.term; }
-
 // Updates the counts when a lease is removed.
 void LeaseTable::remove_lease(const Holder& holder) {
   const auto found = clients_.find(holder.client);
@@ -52,7 +50,7 @@ void LeaseTable::remove_lease(const Holder& holder) {
 
 size_t LeaseTable::remove_ended(Record& record) {
   return std::erase_if(record.holders, [this](const Holder& holder) {
-    if (is_current(holder)) return false;
+    if (clients_.at(holder.client).term == holder.term) return false;
     remove_lease(holder);
     return true;
   });
@@ -72,20 +70,9 @@ bool LeaseTable::recall(const Key& key, Replies& out) {
   ++record.recalls;
   for (const Holder& holder : record.holders) {
     owed_[holder.client].insert(key);
-    Reply recall;
-    recall.client = holder.client;
-    recall.recall = true;
-    recall.keys.push_back(key);
-    out.push_back(std::move(recall));
+    out.push_back({.client = holder.client, .keys = {key}, .recall = true});
   }
   return false;
-}
-
-// True if the last holder of a recalled key has given it back.
-bool LeaseTable::finish_recall(Record& record) {
-  if (!record.recalling || !record.holders.empty()) return false;
-  record.recalling = false;
-  return true;
 }
 
 bool LeaseTable::release(const Key& key, ClientId holder) {
@@ -101,8 +88,9 @@ bool LeaseTable::release(const Key& key, ClientId holder) {
     owed->second.erase(key);
     if (owed->second.empty()) owed_.erase(owed);
   }
-  const bool freed = finish_recall(record);
-  if (record.holders.empty()) make_idle(found);
+  if (!record.holders.empty()) return false;
+  const bool freed = std::exchange(record.recalling, false);
+  make_idle(found);
   return freed;
 }
 

@@ -75,8 +75,6 @@ class LeaseTable {
   };
   using Records = std::unordered_map<Key, Record>;
 
-  bool is_current(const Holder& holder) const;
-  bool finish_recall(Record& record);
   void remove_lease(const Holder& holder);
   size_t remove_ended(Record& record);
   void make_idle(Records::iterator record);

@@ -31,12 +31,13 @@ enum class StoreOperation : uint8_t {
 };
 
 enum OperationFlags : uint8_t {
-  kReadOnly = 1,      ///< changes nothing
-  kReadsKeys = 2,     ///< reads values or the existence of keys, which may be leased
-  kChangesKeys = 4,   ///< changes values of keys, which may be leased
-  kMayRelease = 8,    ///< may release waiters
-  kNoTorchReply = 16  ///< has no reply in PyTorch's protocol: a client may leave as soon as it has sent the request,
-                      ///< which is carried out nonetheless
+  kReadOnly = 1,       ///< changes nothing
+  kReadsKeys = 2,      ///< reads values or the existence of keys, which may be leased
+  kChangesKeys = 4,    ///< changes values of keys, which may be leased
+  kMayRelease = 8,     ///< may release waiters
+  kNoTorchReply = 16,  ///< has no reply in PyTorch's protocol: a client may leave as soon as it has sent the request,
+                       ///< which is carried out nonetheless
+  kTakesBack = 32      ///< frees resources, so even a full proxy accepts it
 };
 
 struct OperationInfo {
@@ -65,12 +66,12 @@ inline constexpr OperationInfo kOperations[] = {
     {"queue_length", 1, 0, kReadOnly},
     {"list_keys", 1, 0, kReadOnly},
     {"barrier", 1, 0},
-    {"cancel", 0, 0},
+    {"cancel", 0, 0, kTakesBack},
     {"stat", 0, 0, kReadOnly},
     {},
     {},
-    {"withdraw", 1, 0},
-    {"release", OperationInfo::kAny, 0},
+    {"withdraw", 1, 0, kTakesBack},
+    {"release", OperationInfo::kAny, 0, kTakesBack},
 };
 
 constexpr const OperationInfo& info(StoreOperation operation) {

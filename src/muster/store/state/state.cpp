@@ -14,16 +14,6 @@ namespace {
 
 constexpr size_t kBucketsPerStep = 8192;  // a step of a scan takes about 100 us
 
-Result<int64_t> parse_counter(const Key& key, const Bytes& text) {
-  int64_t value = 0;
-  const auto* begin = reinterpret_cast<const char*>(text.data());
-  const auto* end = begin + text.size();
-  if (begin == end) return value;
-  const auto [rest, error] = std::from_chars(begin, end, value);
-  if (error == std::errc{} && rest == end) return value;
-  return not_a_number(key);
-}
-
 // True if a waiter that is listed in one of these shards has keys in other shards too.
 bool has_multi_shard_waiters(const Shard* shards, ShardMask held) {
   for (ShardMask rest = held; rest != 0; rest &= rest - 1) {
@@ -31,8 +21,6 @@ bool has_multi_shard_waiters(const Shard* shards, ShardMask held) {
   }
   return false;
 }
-
-Result<> cancelled() { return fail(ErrorCode::kAborted, "the request was cancelled by its client"); }
 
 }  // namespace
 
@@ -91,19 +79,14 @@ Result<> StoreState::Impl::add(Request& request, Reply& reply, Replies& released
   Shard& shard = this->shard(key);
   const auto found = shard.entries.find(key);
   const bool exists = found != shard.entries.end() && found->second.value;
-  int64_t sum = 0;
-  if (exists) {
-    MUSTER_ASSIGN(sum, parse_counter(key, *found->second.value));
-  }
-  if (__builtin_add_overflow(sum, request.number, &sum)) return add_overflow(key, request.number);
+  MUSTER_ASSIGN(reply.number, add_to_counter(key, exists ? *found->second.value : ByteView(), request.number));
   char text[24];
-  const auto written = std::to_chars(std::begin(text), std::end(text), sum);
+  const auto written = std::to_chars(std::begin(text), std::end(text), reply.number);
   if (exists) {
     found->second.value->assign(text, written.ptr);  // no waiter to release: no request waits for a key that exists
   } else {
     store(key, Bytes(text, written.ptr), released);
   }
-  reply.number = sum;
   return {};
 }
 
@@ -172,8 +155,6 @@ bool is_scan(const Request& request) {
   return request.operation == StoreOperation::kListKeys ||
          (request.operation == StoreOperation::kNumKeys && !request.keys.empty());
 }
-
-Scan::Scan(Request scanned, ClientId client) : request(std::move(scanned)), reply{client, request.id} {}
 
 // When a table grows, its keys move to other buckets. The scan then starts over with this table.
 bool StoreState::scan(Scan& scan) const {
@@ -318,27 +299,20 @@ void StoreState::retry(std::vector<DeferredRequest> held, Replies& out) {
 // The lock of its home shard is enough to find a waiter, but its removal may need more locks. Once all locks are held,
 // the search is repeated, because the waiter may be gone.
 void StoreState::cancel(RequestId id, ClientId client, Replies& out) {
-  const auto find = [&](Shard& home) {
-    const auto found = home.waiters.find(WaiterName{client, id});
-    return found == home.waiters.end() ? nullptr : &found->second;
-  };
   for (unsigned i = 0; i < impl_->count; ++i) {
+    Shard& home = impl_->shards[i];
     ShardMask mask = ShardMask{1} << i;
     while (true) {
       const ShardLock hold(impl_->shards.get(), mask);
-      Waiter* waiter = find(impl_->shards[i]);
-      if (waiter == nullptr && !impl_->shards[i].forget_deferred(client, id)) break;
-      if (waiter == nullptr) {
-        out.push_back({client, id, cancelled()});
-        return;
+      const auto waiter = home.waiters.find(WaiterName{client, id});
+      const bool waits = waiter != home.waiters.end();
+      if (!waits && !home.forget_deferred(client, id)) break;
+      if (waits && (waiter->second.shards & ~mask) != 0) {
+        mask |= waiter->second.shards;
+        continue;
       }
-      const ShardMask wanted = mask | waiter->shards;
-      if (wanted == mask) {
-        impl_->forget(*waiter);
-        out.push_back({client, id, cancelled()});
-        return;
-      }
-      mask = wanted;
+      if (waits) impl_->forget(waiter->second);
+      return out.push_back({client, id, cancelled()});
     }
   }
 }

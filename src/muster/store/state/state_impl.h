@@ -21,7 +21,6 @@ struct StoreState::Impl {
 
   unsigned index(const Key& key) const { return count == 1 ? 0 : std::hash<Key>()(key) % count; }
   Shard& shard(const Key& key) const { return shards[index(key)]; }
-  Shard& home(const Waiter& waiter) const { return shards[std::countr_zero(waiter.shards)]; }
   Slot& slot(const Key& key) const { return *shard(key).entries.try_emplace(key).first; }
   ShardMask everywhere() const { return count == kMaxShards ? ~ShardMask{0} : (ShardMask{1} << count) - 1; }
   ShardMask shards_of(const Request& request) const;
@@ -47,7 +46,6 @@ struct StoreState::Impl {
   void take_back(Waiter& waiter, uint32_t count);
   void withdraw(const Request& request, Reply& reply);
   bool advance(Waiter& waiter, Replies& released);
-  void release(Waiter& waiter, Replies& released);
   void forget(Waiter& waiter);
   void key_appeared(Slot& slot, Replies& released);
 

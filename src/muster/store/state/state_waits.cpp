@@ -1,7 +1,5 @@
 // Requests that may wait: reads of missing keys, pops, barriers, and changes of leased keys.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "muster/store/state/state_impl.h"
@@ -139,10 +137,7 @@ void StoreState::Impl::release_round(Slot& slot, Replies& released) {
     Waiter& waiter = *slot.second.extras->arrived.first;
     const auto count = static_cast<uint32_t>(std::min<int64_t>(left, waiter.request.weight));
     left -= count;
-    Reply& reply = released.emplace_back();
-    reply.client = waiter.client;
-    reply.id = waiter.request.id;
-    reply.number = count;
+    released.push_back({.client = waiter.client, .id = waiter.request.id, .number = count});
     take_back(waiter, count);
   }
 }
@@ -167,7 +162,10 @@ void StoreState::Impl::withdraw(const Request& request, Reply& reply) {
 bool StoreState::Impl::advance(Waiter& waiter, Replies& released) {
   size_t cursor = waiter.cursor;
   if (ready(waiter.request, cursor)) {
-    release(waiter, released);
+    Reply reply{waiter.client, waiter.request.id};
+    answer(waiter.request, reply);
+    released.push_back(std::move(reply));
+    forget(waiter);
     return true;
   }
   if (cursor == waiter.cursor) return false;
@@ -178,16 +176,9 @@ bool StoreState::Impl::advance(Waiter& waiter, Replies& released) {
   return false;
 }
 
-void StoreState::Impl::release(Waiter& waiter, Replies& released) {
-  Reply reply{waiter.client, waiter.request.id};
-  answer(waiter.request, reply);
-  released.push_back(std::move(reply));
-  forget(waiter);
-}
-
 void StoreState::Impl::forget(Waiter& waiter) {
   shard(waiter.at->first).unlist(waiter);
-  home(waiter).unregister_waiter(waiter);
+  shards[std::countr_zero(waiter.shards)].unregister_waiter(waiter);  // its home
 }
 
 void StoreState::Impl::key_appeared(Slot& slot, Replies& released) {
