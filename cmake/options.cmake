@@ -43,8 +43,8 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # by default it collects garbage for a seventh of its time
   target_compile_options(muster_flags INTERFACE --param=ggc-min-heapsize=524288 --param=ggc-min-expand=100)
 endif()
-# Messages of failed checks name files as src/muster/..., not as paths of the machine that built them. The compiler cache
-# can then serve another folder with the same sources.
+# Messages of failed checks name files as src/muster/..., not as paths of the machine that built them. The compiler
+# cache can then serve a copy of this folder, too.
 add_compile_options(-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
 if(MUSTER_SANITIZE)
   target_compile_options(muster_flags INTERFACE -fsanitize=${MUSTER_SANITIZE} -fno-omit-frame-pointer -g1)

@@ -20,7 +20,8 @@ Run = Callable[..., str]
 @pytest.fixture(scope="module")
 def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    # A copy of the tree that builds in the same relative folder with the same flags: the compiler cache has the objects.
+    # A copy that builds in the same relative folder with the same flags as the tree: the compiler cache has the
+    # objects.
     tree = folder / "muster"
     shutil.copytree(root, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "dist", "out", "__pycache__"))
     (tree / ".venv").symlink_to(sys.prefix)
