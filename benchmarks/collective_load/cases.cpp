@@ -108,9 +108,9 @@ double Cases::copy(const Request& request) {
   peer_.barrier();
   const Clock::time_point begin = Clock::now();
   for (long i = 0; i < request.repeats; ++i) {
-    const size_t place = i % slots_.size();
-    float* const to = apart ? slots_[place].input : copied_.get() + place * elements_;
-    std::memcpy(to, slots_[place].output, elements_ * sizeof(float));
+    const size_t slot = i % slots_.size();
+    float* const to = apart ? slots_[slot].input : copied_.get() + slot * elements_;
+    std::memcpy(to, slots_[slot].output, elements_ * sizeof(float));
     asm volatile("" : : "r"(to) : "memory");  // a copy that nobody reads is made all the same
   }
   return seconds_since(begin);

@@ -106,10 +106,10 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
 
 
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Returns the tensors of all ranks, stacked in rank order. Works for any backend.
+    """Returns the tensors of all ranks, stacked in rank order. Works for any backend. The tensor has a dimension.
 
     torch.distributed 2.13 renames its function for this and warns about the old name.
     """
-    stacked = tensor.new_empty(group.size(), *tensor.shape)
-    group._allgather_base(stacked, tensor).wait()
-    return stacked
+    gathered = tensor.new_empty(group.size() * len(tensor), *tensor.shape[1:])  # Gloo takes no stacked form
+    group._allgather_base(gathered, tensor).wait()
+    return gathered.view(group.size(), *tensor.shape)

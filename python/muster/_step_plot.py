@@ -34,8 +34,8 @@ def draw(reports: Mapping[str, StepReport], path: Path) -> None:
     panels.flat[-1].set_xlabel("milliseconds from the first gradient")
     colors = {"forward, backward": _COMPUTING, "gradients": _FILLING, "queued": _QUEUED, "reduction": _REDUCING}
     handles = [Patch(color=color, label=name) for name, color in {**colors, "waiting": _WAITING}.items()]
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
-    panels.flat[-1].legend(handles=handles, ncols=5, frameon=False, fontsize=8, **place)
+    position = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+    panels.flat[-1].legend(handles=handles, ncols=5, frameon=False, fontsize=8, **position)
     if advice := [f"{rank}{line}" for rank, report in reports.items() for line in report.advice]:
         figure.text(0.01, 0, "\n".join(advice), fontsize=8, color=_WAITING, va="top", wrap=True)
     figure.tight_layout()
@@ -52,20 +52,20 @@ def delays(reports: Mapping[str, StepReport]) -> list[float]:
 
 
 def _draw_step(panel: Any, rank: str, report: StepReport, later: float) -> None:
-    def draw_bar(begin: float, end: float, place: int, color: str, **options: str) -> None:
-        panel.broken_barh([(1e3 * (later + begin), 1e3 * (end - begin))], (place - 0.4, 0.8), color=color, **options)
+    def draw_bar(begin: float, end: float, row: int, color: str, **options: str) -> None:
+        panel.broken_barh([(1e3 * (later + begin), 1e3 * (end - begin))], (row - 0.4, 0.8), color=color, **options)
 
     draw_bar(-report.forward, 0.0, 0, _COMPUTING, edgecolor="white")
     draw_bar(0.0, report.backward, 0, _COMPUTING, edgecolor="white")
     draw_bar(report.backward, report.backward + report.waiting, 0, _WAITING)
-    for place, bucket in enumerate(report.plan, 1):
+    for row, bucket in enumerate(report.plan, 1):
         parts = (
             (bucket.first, bucket.full, _FILLING),
             (bucket.full, bucket.started, _QUEUED),
             (bucket.started, bucket.ended, _REDUCING),
         )
         for begin, end, color in parts:
-            draw_bar(begin, end, place, color)
+            draw_bar(begin, end, row, color)
     panel.axvline(1e3 * (later + report.backward), color=_WAITING, linestyle=":")
     names = [f"bucket {i}, {b.bytes / 2**20:.1f} MiB" for i, b in enumerate(report.plan)]
     names = [f"{name}, full by {b.last}" if b.last else name for name, b in zip(names, report.plan, strict=True)]

@@ -9,13 +9,14 @@
 namespace muster {
 namespace {
 
-void read_place(ByteView bytes) {
+void read_assignment(ByteView bytes) {
   const auto assignment = parse_assignment(bytes);
   if (!assignment) return;
-  const Placement& place = assignment->place;
-  MUSTER_CHECK(place.node_rank >= 0 && place.node_rank < place.nnodes, "a node outside of its job");
-  MUSTER_CHECK(place.first_rank >= 0 && place.first_rank + place.nproc <= place.world_size, "ranks outside the world");
-  MUSTER_CHECK(parse_assignment(encode(*assignment)).has_value(), "a place is not read as it was written");
+  const Placement& placement = assignment->placement;
+  MUSTER_CHECK(placement.node_rank >= 0 && placement.node_rank < placement.nnodes, "a node outside of its job");
+  MUSTER_CHECK(placement.first_rank >= 0 && placement.first_rank + placement.nproc <= placement.world_size,
+               "ranks outside the world");
+  MUSTER_CHECK(parse_assignment(encode(*assignment)).has_value(), "an assignment is not read as it was written");
 }
 
 void read_job_event(ByteView bytes) {
@@ -23,13 +24,14 @@ void read_job_event(ByteView bytes) {
   if (event) MUSTER_CHECK(parse_job_event(encode(*event)).has_value(), "an event is not read as it was written");
 }
 
-void check_places(const JobRendezvous& rendezvous) {
+void check_assignments(const JobRendezvous& rendezvous) {
   int node = 0, world = 0;
-  for (const auto& [id, assignment] : rendezvous.places()) {
-    MUSTER_CHECK(assignment.place.node_rank == node++, "node ranks have a gap");
-    MUSTER_CHECK(assignment.place.first_rank == world, "ranks have a gap");
-    world += assignment.place.nproc;
-    MUSTER_CHECK(assignment.place.role_world_size <= assignment.place.world_size, "a role is larger than the world");
+  for (const auto& [id, assignment] : rendezvous.assignments()) {
+    MUSTER_CHECK(assignment.placement.node_rank == node++, "node ranks have a gap");
+    MUSTER_CHECK(assignment.placement.first_rank == world, "ranks have a gap");
+    world += assignment.placement.nproc;
+    MUSTER_CHECK(assignment.placement.role_world_size <= assignment.placement.world_size,
+                 "a role is larger than the world");
   }
   MUSTER_CHECK(node <= 3, "more nodes than the job has");
 }
@@ -52,7 +54,7 @@ void handle_events(ByteView bytes) {
     } else {
       (void)rendezvous.tick(now);
     }
-    check_places(rendezvous);
+    check_assignments(rendezvous);
     MUSTER_CHECK(rendezvous.restarts() <= options.max_restarts, "more restarts than were allowed");
     bytes = bytes.subspan(std::min(length + 1, bytes.size()));
   }
@@ -64,7 +66,7 @@ void handle_events(ByteView bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const muster::ByteView rest{data + 1, size - 1};
-  if (data[0] % 4 == 0) muster::read_place(rest);
+  if (data[0] % 4 == 0) muster::read_assignment(rest);
   if (data[0] % 4 == 1) muster::read_job_event(rest);
   if (data[0] % 4 >= 2) muster::handle_events(rest);
   return 0;

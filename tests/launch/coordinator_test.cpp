@@ -104,7 +104,7 @@ TEST_F(Coordinators, RestartAllNodesOnceWhenTwoFailAtOnce) {
   constexpr int kNodes = 8;
   start(kNodes, kNodes, /*max_restarts=*/1);
   for (int i = 0; i < kNodes; ++i) add(std::to_string(i), kNodes, kNodes);
-  for (auto& agent : agents_) EXPECT_EQ(agent->start().place.world_size, 2 * kNodes);
+  for (auto& agent : agents_) EXPECT_EQ(agent->start().placement.world_size, 2 * kNodes);
   ASSERT_TRUE(store_->set(generation_prefix(0) + "address/0", as_bytes("dead"), soon()));
   agents_[2]->send(NodeEvent::Kind::kFailed, "one");
   agents_[5]->send(NodeEvent::Kind::kFailed, "other");
@@ -144,11 +144,11 @@ TEST_F(Coordinators, DeleteTheKeysOfADeadGeneration) {
 TEST_F(Coordinators, AddAndRemoveNodesOfAnElasticJob) {
   start(1, 3, /*max_restarts=*/0);
   add("a", 1, 3);
-  EXPECT_EQ(agents_[0]->start().place.nnodes, 1);
+  EXPECT_EQ(agents_[0]->start().placement.nnodes, 1);
   add("b", 1, 3);
   EXPECT_THAT(agents_[0]->next().first.text, HasSubstr("host-b"));
   agents_[0]->send(NodeEvent::Kind::kStopped);
-  for (int i : {0, 1}) EXPECT_EQ(agents_[static_cast<size_t>(i)]->start().place.node_rank, i);
+  for (int i : {0, 1}) EXPECT_EQ(agents_[static_cast<size_t>(i)]->start().placement.node_rank, i);
   agents_[0]->send(NodeEvent::Kind::kLeave, "it is taken away");
   for (auto& agent : agents_) {
     EXPECT_EQ(agent->next().first.kind, Kind::kStop);
@@ -157,7 +157,7 @@ TEST_F(Coordinators, AddAndRemoveNodesOfAnElasticJob) {
   agents_[0]->send(NodeEvent::Kind::kBye);
   // When the second agent stopped, the root may still have counted the first agent. Then there is one more generation.
   Assignment last = agents_[1]->start();
-  while (last.place.nnodes != 1) {
+  while (last.placement.nnodes != 1) {
     EXPECT_EQ(agents_[1]->next().first.kind, Kind::kStop);
     agents_[1]->send(NodeEvent::Kind::kStopped);
     last = agents_[1]->start();

@@ -57,7 +57,7 @@ class Rendezvouses : public ::testing::Test {
 
   std::string order() const {
     std::string order;
-    for (const auto& [id, assignment] : rendezvous_->places()) order += id;
+    for (const auto& [id, assignment] : rendezvous_->assignments()) order += id;
     return order;
   }
 
@@ -75,11 +75,11 @@ TEST_F(Rendezvouses, RanksFollowFromEveryNodesOwnCount) {
   EXPECT_THAT(join("b", 1, 2), Are(Kind::kStart));
   EXPECT_EQ(order(), "abc");
   int i = 0;
-  for (const auto& [id, assignment] : rendezvous_->places()) {
-    EXPECT_EQ(assignment.place.node_rank, i);
-    EXPECT_EQ(assignment.place.nproc, i + 1);
-    EXPECT_EQ(assignment.place.first_rank, i * (i + 1) / 2);
-    EXPECT_EQ(assignment.place.world_size, 6);
+  for (const auto& [id, assignment] : rendezvous_->assignments()) {
+    EXPECT_EQ(assignment.placement.node_rank, i);
+    EXPECT_EQ(assignment.placement.nproc, i + 1);
+    EXPECT_EQ(assignment.placement.first_rank, i * (i + 1) / 2);
+    EXPECT_EQ(assignment.placement.world_size, 6);
     EXPECT_EQ(assignment.generation, 0);
     ++i;
   }
@@ -236,7 +236,7 @@ TEST_F(Rendezvouses, TwoFailuresAtOnceAreOneRestart) {
   EXPECT_THAT(send(NodeEvent::Kind::kStopped, "b"), Are(Kind::kStart));
   EXPECT_EQ(rendezvous_->generation(), 1);
   EXPECT_EQ(rendezvous_->restarts(), 1);
-  EXPECT_EQ(rendezvous_->places().front().second.restarts, 1);
+  EXPECT_EQ(rendezvous_->assignments().front().second.restarts, 1);
   EXPECT_THAT(send(NodeEvent::Kind::kFailed, "b", "third"), Are(Kind::kOutcome));
 }
 
@@ -426,12 +426,12 @@ TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
     event.node = {id, "h", "", 1, nproc, 3, 3, role};
     rendezvous_->handle(event, now_);
   }
-  const auto& places = rendezvous_->places();
-  ASSERT_EQ(places.size(), 3u);
-  EXPECT_EQ(places[2].second.place.first_rank, 5);
-  EXPECT_EQ(places[2].second.place.first_role_rank, 2);
-  EXPECT_EQ(places[2].second.place.role_world_size, 6);
-  EXPECT_EQ(places[1].second.place.role_world_size, 3);
+  const auto& assignments = rendezvous_->assignments();
+  ASSERT_EQ(assignments.size(), 3u);
+  EXPECT_EQ(assignments[2].second.placement.first_rank, 5);
+  EXPECT_EQ(assignments[2].second.placement.first_role_rank, 2);
+  EXPECT_EQ(assignments[2].second.placement.role_world_size, 6);
+  EXPECT_EQ(assignments[1].second.placement.role_world_size, 3);
 }
 
 TEST_F(Rendezvouses, ReportsTheOutcomeToALateNode) {

@@ -198,23 +198,23 @@ def test_wrong_options_name_valid_ones(arguments: list[str], message: str, capsy
 
 
 def test_a_failed_rank_is_reported() -> None:
-    from muster.bench.ranks import Place, run_ranks
+    from muster.bench.ranks import RankSetup, run_ranks
     from muster.bench.report import BenchFailedError
 
     with pytest.raises(BenchFailedError, match=r"rank [01] ended with status 1") as caught:
-        list(run_ranks("no such benchmark", [Place()] * 2, {"timeout": 60}, 60))
+        list(run_ranks("no such benchmark", [RankSetup()] * 2, {"timeout": 60}, 60))
     assert "ModuleNotFoundError" in str(caught.value)
 
 
 def test_rank_placement_overrides_user_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from muster.bench.ranks import Place, run_ranks
+    from muster.bench.ranks import RankSetup, run_ranks
     from muster.bench.report import BenchFailedError
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     script = f"echo $GLOO_SOCKET_IFNAME > {tmp_path}/interface; exit 3"
-    place = Place(["/bin/sh", "-c", script], {"GLOO_SOCKET_IFNAME": "veth0"})
+    setup = RankSetup(["/bin/sh", "-c", script], {"GLOO_SOCKET_IFNAME": "veth0"})
     with pytest.raises(BenchFailedError, match="status 3"):
-        list(run_ranks("any", [place], {}, 60))
+        list(run_ranks("any", [setup], {}, 60))
     assert (tmp_path / "interface").read_text() == "veth0\n"
 
 
@@ -264,5 +264,5 @@ def test_hanging_ranks_are_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(ranks, "_start", start)
     with pytest.raises(BenchFailedError, match="rank 0 has not reported"):
-        list(ranks.run_ranks("any", [ranks.Place()] * 2, {}, 0.5))
+        list(ranks.run_ranks("any", [ranks.RankSetup()] * 2, {}, 0.5))
     assert [worker.returncode for worker in started] == [-signal.SIGKILL] * 2

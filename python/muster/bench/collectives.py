@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from muster.bench.operations import OPERATIONS
-from muster.bench.ranks import Place, run_ranks
+from muster.bench.ranks import RankSetup, run_ranks
 from muster.bench.report import Row, bus_bandwidth, parse_names, parse_numbers, parse_size
 
 SUMMARY = "every collective and send/recv over processes of this host, against gloo"
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     }
     for ranks in counts:
         rows = []
-        for result in run_ranks("measuring", [Place()] * ranks, options, arguments.timeout, load=arguments.load):
+        for result in run_ranks("measuring", [RankSetup()] * ranks, options, arguments.timeout, load=arguments.load):
             rows.append(_row(ranks, arguments.vs, result))
             yield rows[-1]
             if result.get("late"):

@@ -11,7 +11,7 @@ from typing import Any
 from muster.bench.ddp_models import MODELS
 from muster.bench.ddp_training import FLOAT32
 from muster.bench.namespaces import INTERFACE, check_rate, two_nodes
-from muster.bench.ranks import Place, run_ranks
+from muster.bench.ranks import RankSetup, run_ranks
 from muster.bench.report import Row, parse_names
 
 SUMMARY = "training steps with muster's DDP, against torch's over gloo, and torch's over muster's backend"
@@ -27,7 +27,7 @@ _MIN_EXPOSED = 1e-4
 # Keeps freed memory in the process. By default glibc returns most of it to the system. Page faults then take a tenth of
 # a step, in a variant that depends on the memory that the previous variant freed.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-_HERE = Place([], {"GLOO_SOCKET_IFNAME": "lo", **_KEEP_MEMORY})
+_HERE = RankSetup([], {"GLOO_SOCKET_IFNAME": "lo", **_KEEP_MEMORY})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +51,10 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
             yield from _RUNS[part](arguments, model)
 
 
-def _measured(arguments: argparse.Namespace, places: list[Place], options: dict[str, Any]) -> dict[str, Any]:
+def _measured(arguments: argparse.Namespace, setups: list[RankSetup], options: dict[str, Any]) -> dict[str, Any]:
     """Returns the result of rank 0."""
     options = {"variants": VARIANTS, "rounds": 5 if arguments.quick else 21, "timeout": arguments.timeout, **options}
-    (result,) = run_ranks("ddp_training", places, options, arguments.timeout)
+    (result,) = run_ranks("ddp_training", setups, options, arguments.timeout)
     return result
 
 
@@ -62,7 +62,7 @@ def _steps(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     result = _measured(arguments, [_HERE] * arguments.ranks, {"part": "steps", "model": model})
     replicas = {"part": "replicas", "model": model, "variants": REPLICAS, "replicas": arguments.ranks}
     # Without accelerators: with one, torch's DataParallel refuses a model on the CPU.
-    in_threads = _measured(arguments, [Place([], {"CUDA_VISIBLE_DEVICES": "", **_KEEP_MEMORY})], replicas)
+    in_threads = _measured(arguments, [RankSetup([], {"CUDA_VISIBLE_DEVICES": "", **_KEEP_MEMORY})], replicas)
     steps = result["step"] | in_threads["step"]
     milliseconds = {variant: 1e3 * seconds for variant, seconds in steps.items()}
     yield _row(model, arguments.ranks, result["bytes"], "step", "ms", milliseconds, milliseconds["bare"])
@@ -81,15 +81,15 @@ def _memory(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     peak = {}
     for variant in VARIANTS:
         options = {"part": "memory", "model": model, "variants": [variant]}
-        result = _measured(arguments, [Place()] * arguments.ranks, options)
+        result = _measured(arguments, [RankSetup()] * arguments.ranks, options)
         peak[variant] = result["peak"] / 2**20
     yield _row(model, arguments.ranks, result["bytes"], "peak memory", "MiB", peak, result["base"] / 2**20)
 
 
 def _network(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
     with two_nodes(arguments.rate) as nodes:
-        places = [Place(node.prefix, {"GLOO_SOCKET_IFNAME": INTERFACE, **_KEEP_MEMORY}) for node in nodes]
-        result = _measured(arguments, places, {"part": "hooks", "model": model, "hooks": HOOKS})
+        setups = [RankSetup(node.prefix, {"GLOO_SOCKET_IFNAME": INTERFACE, **_KEEP_MEMORY}) for node in nodes]
+        result = _measured(arguments, setups, {"part": "hooks", "model": model, "hooks": HOOKS})
     steps, size = result["step"], result["bytes"]
     floors = {hook: max(steps["bare"], share * wire_time(size, arguments.rate)) for hook, share in _SENT.items()}
     for hook in dict.fromkeys(hook for _, hook in HOOKS):

@@ -32,12 +32,12 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int = 320, layers: int = 8, heads: int = 5, length: int = 64) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(256, width), nn.Embedding(length, width)
+        self.tokens, self.positions = nn.Embedding(256, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        hidden = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
         scores: torch.Tensor = self.head(self.norm(hidden))

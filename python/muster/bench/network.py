@@ -17,7 +17,7 @@ from muster.bench.loading import Figures
 from muster.bench.memory import make_tensors
 from muster.bench.namespaces import INTERFACE, check_rate, sent_bytes, two_nodes
 from muster.bench.operations import OPERATIONS
-from muster.bench.ranks import Place, run_ranks
+from muster.bench.ranks import RankSetup, run_ranks
 from muster.bench.report import Row, bus_bandwidth, format_size, parse_numbers, parse_size
 
 SUMMARY = "collectives between two network namespaces, against gloo over TCP, and the bytes that cross"
@@ -60,10 +60,10 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     for local, streams in itertools.product(*numbers):
         with two_nodes(connection_rate=arguments.connection_rate) as nodes:
             environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "MUSTER_TCP_STREAMS": str(streams)}
-            places = [Place(node.prefix, environment) for node in nodes for _ in range(local)]
+            setups = [RankSetup(node.prefix, environment) for node in nodes for _ in range(local)]
             options["local"] = local
             where = f"2 nodes of {local}" + (f", {streams} streams" if streams > 1 else "")
-            for result in run_ranks("network", places, options, arguments.timeout):
+            for result in run_ranks("network", setups, options, arguments.timeout):
                 yield (_bytes_row if "sent" in result else _time_row)(local, where, arguments.vs, result)
 
 

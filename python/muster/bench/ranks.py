@@ -19,7 +19,7 @@ from muster.bench.report import BenchFailedError
 
 
 @dataclass
-class Place:
+class RankSetup:
     """Where a rank runs: the prefix of its command, and its changes to the environment."""
 
     prefix: list[str] = field(default_factory=list)
@@ -29,12 +29,12 @@ class Place:
 
 def run_ranks(
     module: str,
-    places: list[Place],
+    setups: list[RankSetup],
     parameters: dict[str, Any],
     timeout: float,
     load: int = 0,
 ) -> Iterator[dict[str, Any]]:
-    """Starts muster.bench.worker at each of `places` and yields the results of rank 0. Leaves no process behind.
+    """Starts a muster.bench.worker for each of `setups` and yields the results of rank 0. Leaves no process behind.
 
     module: of muster.bench; it has a function measure().
     timeout: in seconds, for the whole benchmark. load: the number of busy processes that run in the background.
@@ -50,9 +50,9 @@ def run_ranks(
         try:
             for _ in range(load):
                 busy.append(subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]))
-            for rank, place in enumerate(places):
+            for rank, setup in enumerate(setups):
                 log = stack.enter_context(open(_log(folder, rank), "wb"))
-                workers.append(_start(place, module, rank, len(places), folder, parameters, writing, log))
+                workers.append(_start(setup, module, rank, len(setups), folder, parameters, writing, log))
         finally:
             os.close(writing)
         for line in _lines(reading, workers, folder, deadline):
@@ -79,11 +79,11 @@ def _lines(reading: int, workers: list[subprocess.Popen[bytes]], folder: str, de
 
 
 def _start(
-    place: Place, module: str, rank: int, ranks: int, folder: str, parameters: dict[str, Any], report: int, log: Any
+    setup: RankSetup, module: str, rank: int, ranks: int, folder: str, parameters: dict[str, Any], report: int, log: Any
 ) -> subprocess.Popen[bytes]:
-    command = [*place.prefix, sys.executable, "-m", "muster.bench.worker", module, str(rank), str(ranks), folder]
+    command = [*setup.prefix, sys.executable, "-m", "muster.bench.worker", module, str(rank), str(ranks), folder]
     command += [json.dumps(parameters), str(report) if rank == 0 else "-1"]
-    environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | place.environment
+    environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | setup.environment
     return subprocess.Popen(
         command, env=environment, stdout=log, stderr=subprocess.STDOUT, pass_fds=[report] if rank == 0 else []
     )

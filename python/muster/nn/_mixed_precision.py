@@ -51,7 +51,7 @@ class LowPrecision:
     def active(self, module: nn.Module) -> Iterator[None]:
         """Replaces the parameters of the module by copies while the context is active."""
         copies = {id(each): each.to(self._dtype) for each in self._parameters(module)}
-        places: list[tuple[dict[str, Any], str, Any]] = [
+        slots: list[tuple[dict[str, Any], str, Any]] = [
             (part._parameters, name, parameter)
             for part in module.modules()
             for name, parameter in part._parameters.items()
@@ -59,10 +59,10 @@ class LowPrecision:
         ]
         self._active = True
         try:
-            for parameters, name, parameter in places:
+            for parameters, name, parameter in slots:
                 parameters[name] = copies[id(parameter)]
             yield
         finally:
-            for parameters, name, parameter in places:
+            for parameters, name, parameter in slots:
                 parameters[name] = parameter
             self._active = False

@@ -8,7 +8,7 @@
 namespace muster {
 
 BufferView::BufferView(const std::vector<Segment>& segments, Dtype dtype) : dtype_(dtype) {
-  std::vector<Further> more;
+  std::vector<LaterSegment> more;
   for (const Segment& segment : segments) {
     MUSTER_CHECK(segment.bytes % size_of(dtype) == 0, "a segment holds whole elements");
     if (segment.bytes == 0) continue;
@@ -20,7 +20,7 @@ BufferView::BufferView(const std::vector<Segment>& segments, Dtype dtype) : dtyp
       more.push_back({segment, bytes_});
     }
   }
-  if (!more.empty()) more_ = std::make_shared<const std::vector<Further>>(std::move(more));
+  if (!more.empty()) more_ = std::make_shared<const std::vector<LaterSegment>>(std::move(more));
 }
 
 Segment BufferView::at(size_t offset, size_t limit) const {
@@ -28,10 +28,10 @@ Segment BufferView::at(size_t offset, size_t limit) const {
   const Segment* segment = &first_;
   size_t begin = 0;
   if (offset >= first_.bytes) {
-    const auto further = std::upper_bound(more_->begin(), more_->end(), offset,
-                                          [](size_t place, const Further& each) { return place < each.end; });
-    segment = &further->segment;
-    begin = further->end - segment->bytes;
+    const auto later = std::upper_bound(more_->begin(), more_->end(), offset,
+                                        [](size_t wanted, const LaterSegment& each) { return wanted < each.end; });
+    segment = &later->segment;
+    begin = later->end - segment->bytes;
   }
   return {static_cast<uint8_t*>(segment->data) + (offset - begin), std::min(limit, begin + segment->bytes - offset)};
 }

@@ -50,14 +50,14 @@ class BufferView {
   void write(size_t offset, const void* from, size_t bytes) const;
 
  private:
-  struct Further {
+  struct LaterSegment {
     Segment segment;
     size_t end;  ///< the offset of its end
   };
 
   Segment first_;
   /// The segments after the first one; null in most buffers. A shared_ptr, because copies share it; it never changes.
-  std::shared_ptr<const std::vector<Further>> more_;
+  std::shared_ptr<const std::vector<LaterSegment>> more_;
   size_t bytes_ = 0;
   Dtype dtype_ = Dtype::kUint8;
 };

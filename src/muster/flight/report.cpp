@@ -36,7 +36,9 @@ std::vector<RankSet> rank_sets(const std::vector<RankState>& rank_states, Record
 }
 
 bool same_call(const Record& a, const Record& b) { return a.call == b.call; }
-bool same_place(const Record& a, const Record& b) { return a.call == b.call && a.site == b.site && a.state == b.state; }
+bool same_record(const Record& a, const Record& b) {
+  return a.call == b.call && a.site == b.site && a.state == b.state;
+}
 
 /// "rank 3 (host b, pid 812)", or "ranks 3-5" for several.
 std::string name_them(const std::vector<Rank>& ranks, const std::vector<RankState>& rank_states) {
@@ -67,9 +69,9 @@ std::string describe_late(const RankSet& set, const std::vector<RankState>& rank
 /// Describes the ranks that have not begun the call, the furthest behind first. Leaves out stopped ranks.
 std::string describe_missing(const std::vector<RankState>& rank_states, Rank& culprit) {
   static const std::optional<Record> kNone;
-  std::vector<RankSet> places = rank_sets(
-      rank_states, [](const RankState& s) -> auto& { return s.here || s.stopped ? kNone : s.last; }, same_place);
-  std::stable_sort(places.begin(), places.end(), [](const RankSet& a, const RankSet& b) {
+  std::vector<RankSet> late_sets = rank_sets(
+      rank_states, [](const RankState& s) -> auto& { return s.here || s.stopped ? kNone : s.last; }, same_record);
+  std::stable_sort(late_sets.begin(), late_sets.end(), [](const RankSet& a, const RankSet& b) {
     return a.record->call.sequence < b.record->call.sequence;
   });
   std::vector<Rank> idle, silent;
@@ -80,11 +82,14 @@ std::string describe_missing(const std::vector<RankState>& rank_states, Rank& cu
   }
   std::string text;
   if (!idle.empty()) append(text, fmt::format("{} {} made no call yet", name_them(idle, rank_states), have(idle)));
-  for (const RankSet& set : places) append(text, describe_late(set, rank_states));
+  for (const RankSet& set : late_sets) append(text, describe_late(set, rank_states));
   if (!silent.empty()) {
     append(text, fmt::format("{} {} not answer", name_them(silent, rank_states), silent.size() == 1 ? "does" : "do"));
   }
-  culprit = !idle.empty() ? idle[0] : !places.empty() ? places[0].ranks[0] : !silent.empty() ? silent[0] : kNoRank;
+  culprit = !idle.empty()        ? idle[0]
+            : !late_sets.empty() ? late_sets[0].ranks[0]
+            : !silent.empty()    ? silent[0]
+                                 : kNoRank;
   return text;
 }
 

@@ -44,12 +44,12 @@ Registry& registry() {
 
 }  // namespace
 
-HostCommShape host_comm_shape(int size, int cores, size_t wish) {
+HostCommShape host_comm_shape(int size, int cores, size_t preferred) {
   constexpr size_t kMaxAllSlots = size_t{64} << 20, kMinSlot = size_t{32} << 10, kMinBytesPerRank = 64;
   const auto ranks = static_cast<size_t>(size);
   const size_t smallest = std::max(kMinSlot, (ranks * kMinBytesPerRank + kPage - 1) / kPage * kPage);
   const size_t share = kMaxAllSlots / (ranks * kHostCommSlots) / kMinSlot * kMinSlot;
-  return {.slot_bytes = std::min(wish, std::max(share, smallest)),
+  return {.slot_bytes = std::min(preferred, std::max(share, smallest)),
           .has_leader = size > kMaxFlatRanks && size > 2 * cores};
 }
 

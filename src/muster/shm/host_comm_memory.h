@@ -53,8 +53,8 @@ struct HostCommShape {
   size_t slot_bytes;
   bool has_leader;  ///< see HostComm::has_leader()
 };
-/// Slots of `wish` bytes, or smaller ones for many ranks: all slots of a host communicator together have a limit.
-HostCommShape host_comm_shape(int size, int cores, size_t wish = size_t{512} << 10);
+/// Slots of `preferred` bytes, or smaller ones for many ranks: all slots of a host communicator together have a limit.
+HostCommShape host_comm_shape(int size, int cores, size_t preferred = size_t{512} << 10);
 
 /// One step of one rank. Readers touch the first cache line only; the second is for the message of a mismatch.
 struct alignas(128) StepRecord {

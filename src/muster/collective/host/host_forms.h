@@ -31,8 +31,8 @@ constexpr ReduceForm reduce_form(Collective collective, size_t bytes, int ranks,
 }
 
 /// The chunk of forms in which every rank publishes one, in whole elements.
-constexpr size_t host_chunk(size_t slot_bytes, size_t element, size_t wish = kHostChunk) {
-  return std::min(wish, slot_bytes) / element * element;
+constexpr size_t host_chunk(size_t slot_bytes, size_t element, size_t preferred = kHostChunk) {
+  return std::min(preferred, slot_bytes) / element * element;
 }
 
 /// The same for blocks of up to `largest` bytes, which are usually one chunk. Never zero.

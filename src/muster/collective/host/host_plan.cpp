@@ -93,8 +93,8 @@ class Planner {
     plan_.chunks = plan_.waits = chunk_count(largest, plan_.chunk);
     in_line_ = plan_.chunks == 1 && static_cast<double>(largest) * of_each <= kStepPayload;
   }
-  const char* place() const { return in_line_ ? "the line that announces its step" : "its slot"; }
-  const char* places() const { return in_line_ ? "lines" : "slots"; }
+  const char* location() const { return in_line_ ? "the line that announces its step" : "its slot"; }
+  const char* locations() const { return in_line_ ? "lines" : "slots"; }
   const char* form(const char* otherwise) const { return in_line_ ? "payload in the line" : otherwise; }
   double chunk() const { return static_cast<double>(plan_.chunk); }
   void of_blocks(double copied, double combined) {
@@ -109,7 +109,7 @@ class Planner {
     cut(question_.bytes, host_chunk(shape_.slot_bytes, question_.element));
     plan_.copied = ranks_ * bytes_;
     plan_.combined = (ranks_ - 1) * bytes_;
-    say("every rank writes its {} to {}", plan_.chunks > 1 ? "next chunk" : "tensor", place());
+    say("every rank writes its {} to {}", plan_.chunks > 1 ? "next chunk" : "tensor", location());
     if (form == ReduceForm::kOneShot) {
       plan_.form = this->form("one shot");
       say("and {} {} ranks' into its tensor when the others have arrived", all() ? "combines all" : "the root combines",
@@ -119,7 +119,7 @@ class Planner {
     plan_.form = "through the leader";
     plan_.waits = 2;
     plan_.copied += 2 * bytes_;
-    say("rank 0 waits for all, combines them, and writes the result to {}", place());
+    say("rank 0 waits for all, combines them, and writes the result to {}", location());
     say("the others wait for rank 0 alone, and copy the result from there");
   }
 
@@ -150,7 +150,7 @@ class Planner {
     plan_.copied += chunk();  // until the first chunk can be read
     plan_.form = form("chunks from the root");
     say("the root writes {} to {}, up to {} steps ahead", scatters ? "a piece for each other rank" : "its tensor",
-        place(), in_line_ ? kStepRecords : kHostCommSlots);
+        location(), in_line_ ? kStepRecords : kHostCommSlots);
     say("the others wait for the root alone, and copy {} into their tensors", scatters ? "theirs" : "it");
   }
 
@@ -161,7 +161,7 @@ class Planner {
     // block to the output, if it is not in place.
     of_blocks(ranks_ - 1 + (all_of_them ? 1 : 0) + (question_.in_place ? 0 : 1), 0);
     plan_.form = form("chunks from every rank");
-    say("every rank writes its block to {}, a chunk ahead of the one that is read", place());
+    say("every rank writes its block to {}, a chunk ahead of the one that is read", location());
     say("{} waits for all, and copies their chunks to where they belong", all_of_them ? "every rank" : "the root");
   }
 
@@ -180,9 +180,9 @@ class Planner {
       of_blocks(2 * others + (reduces ? 0 : 1), reduces ? others : 0);
     }
     plan_.form = form("pieces for every rank");
-    say("every rank writes a piece for {} to {}", question_.to_root ? "the root" : "each other", place());
+    say("every rank writes a piece for {} to {}", question_.to_root ? "the root" : "each other", location());
     say("{} waits for all, and {} those for itself from their {}", question_.to_root ? "the root" : "every rank",
-        reduces ? "combines" : "copies", places());
+        reduces ? "combines" : "copies", locations());
   }
 
   /// One pass combines the data of the other ranks' tensors into its place, so this costs no more than a copy.

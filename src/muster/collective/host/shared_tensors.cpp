@@ -16,7 +16,7 @@ namespace {
 
 /// The location of a rank's input, which the rank publishes in the payload of the first step.
 struct Location {
-  Arena::Location place;
+  Arena::Location in_arena;
   uint32_t known = 0;  ///< 1 if the peers have mapped this segment before, and so can map it again
 };
 static_assert(sizeof(Location) <= kStepPayload && std::is_trivially_copyable_v<Location>);
@@ -71,10 +71,10 @@ class Direct {
     Location own;
     const BufferView& input = run_.operation.input;
     if (!needed(run_, run_.rank) || !input.contiguous() || run_.comm.arena() == nullptr) return own;
-    const auto place = run_.comm.arena()->find(input.data(), bytes_at(run_, run_.rank));
-    if (!place) return own;
-    own.place = *place;
-    own.known = run_.comm.peer_memory().is_known(place->segment) ? 1 : 0;
+    const auto found = run_.comm.arena()->find(input.data(), bytes_at(run_, run_.rank));
+    if (!found) return own;
+    own.in_arena = *found;
+    own.known = run_.comm.peer_memory().is_known(found->segment) ? 1 : 0;
     return own;
   }
 
@@ -89,7 +89,7 @@ class Direct {
       Location& location = locations_.emplace_back();
       std::memcpy(&location, run_.comm.payload(peer, step), sizeof(location));
       if (!needed(run_, peer)) continue;
-      complete_ = complete_ && location.place.segment != 0;
+      complete_ = complete_ && location.in_arena.segment != 0;
       fresh_ = fresh_ || location.known == 0;
     }
     return {};
@@ -108,7 +108,7 @@ class Direct {
     for (Rank peer = 0; peer < run_.size; ++peer) all = all && run_.comm.payload(peer, step)[0] == 1;
     if (!all) run_.comm.disable_direct();
     if (!mapped) log(LogLevel::kDebug, "tensors in shared memory are copied: " + mapped.error().message);
-    if (all && needed(run_, run_.rank)) run_.comm.peer_memory().add_known(locations_[run_.rank].place.segment);
+    if (all && needed(run_, run_.rank)) run_.comm.peer_memory().add_known(locations_[run_.rank].in_arena.segment);
     return all;
   }
 
@@ -119,8 +119,8 @@ class Direct {
         at_[peer] = run_.operation.input.data();
         continue;
       }
-      const Arena::Location& place = locations_[peer].place;
-      MUSTER_ASSIGN(at_[peer], run_.comm.peer_memory().map(run_.comm.pid(peer), place, bytes_at(run_, peer)));
+      const Arena::Location& location = locations_[peer].in_arena;
+      MUSTER_ASSIGN(at_[peer], run_.comm.peer_memory().map(run_.comm.pid(peer), location, bytes_at(run_, peer)));
     }
     return {};
   }

@@ -196,16 +196,18 @@ struct PreparedSchedule::Run {
     }
   }
 
-  const BufferView& place(const Range& range) const {
+  const BufferView& buffer_of(const Range& range) const {
     if (range.buffer == BufferKind::kScratch) return scratch;
     return range.buffer == BufferKind::kInput ? buffers.input : buffers.output;
   }
   Segment at(const Range& range, size_t skip, size_t limit = SIZE_MAX) const {
-    return place(range).at(range.offset + skip, std::min(limit, range.bytes - skip));
+    return buffer_of(range).at(range.offset + skip, std::min(limit, range.bytes - skip));
   }
   template <class LinkSegment>
   void append(std::vector<LinkSegment>& list, const Range& range) const {
-    place(range).visit(range.offset, range.bytes, [&](uint8_t* data, size_t bytes) { list.push_back({data, bytes}); });
+    buffer_of(range).visit(range.offset, range.bytes, [&](uint8_t* data, size_t bytes) {
+      list.push_back({data, bytes});
+    });
   }
 
   const Schedule schedule;

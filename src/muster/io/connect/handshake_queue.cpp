@@ -32,7 +32,7 @@ void HandshakeQueue::add(int id, const std::string& network, TimePoint now) {
 void HandshakeQueue::on_bytes(int id, TimePoint now) {
   Entry& entry = entries_.at(id);
   if (entry.steps == kMaxSteps) return;
-  begun_.splice(begun_.end(), entry.steps == 0 ? silent_ : begun_, entry.place);
+  begun_.splice(begun_.end(), entry.steps == 0 ? silent_ : begun_, entry.position);
   entry.since = now;
   ++entry.steps;
 }
@@ -40,7 +40,7 @@ void HandshakeQueue::on_bytes(int id, TimePoint now) {
 void HandshakeQueue::remove(int id) {
   const auto found = entries_.find(id);
   Entry& entry = found->second;
-  (entry.steps == 0 ? silent_ : begun_).erase(entry.place);
+  (entry.steps == 0 ? silent_ : begun_).erase(entry.position);
   if (--entry.network->count == 0) networks_.erase(networks_.find(*entry.name));
   entries_.erase(found);
 }

@@ -60,7 +60,7 @@ class HandshakeQueue {
     Network* network;
     TimePoint since;  // of its last step
     int steps = 0;
-    Order::iterator place;  // in silent_ or begun_
+    Order::iterator position;  // in silent_ or begun_
   };
 
   int64_t excess(const Network& network) const;

@@ -131,7 +131,7 @@ Supervisor::Events Agent::worker_events() {
         root_.publish(JobKeys(options_.run_id).exits(last_->generation) + std::to_string(exit.rank), value.dump());
       },
       [this](const WorkerExit& exit, const std::string& report) {
-        failure_file_ = outputs_->error_file(exit.rank - last_->place.first_rank);
+        failure_file_ = outputs_->error_file(exit.rank - last_->placement.first_rank);
         state_.worker_failed({exit.status(), report});
       },
       [this] { state_.workers_succeeded(); },
@@ -169,8 +169,8 @@ void Agent::join() {
                 .wanted = options_.node_rank,
                 .max_restarts = options_.max_restarts};
   if (last_) {
-    node.last_rank = last_->place.node_rank;
-    node.last_nnodes = last_->place.nnodes;
+    node.last_rank = last_->placement.node_rank;
+    node.last_nnodes = last_->placement.nnodes;
   }
   root_.join(std::move(node));
 }
@@ -179,7 +179,7 @@ void Agent::join() {
 void Agent::publish_workers() {
   if (state_.phase() != AgentPhase::kRunning) return;
   const auto pids = supervisor_->pids();
-  root_.publish(JobKeys(options_.run_id).workers(last_->generation) + std::to_string(last_->place.node_rank),
+  root_.publish(JobKeys(options_.run_id).workers(last_->generation) + std::to_string(last_->placement.node_rank),
                 nlohmann::json(pids).dump());
   if (std::find(pids.begin(), pids.end(), 0) != pids.end())
     publish_timer_.start(kPublishDelay, [this] { publish_workers(); });
@@ -187,12 +187,12 @@ void Agent::publish_workers() {
 
 Result<> Agent::start_workers(const Assignment& assignment) {
   last_ = assignment;
-  const Placement& place = assignment.place;
+  const Placement& placement = assignment.placement;
   event_log_->record("generation_began", {{"generation", assignment.generation},
                                           {"restarts", assignment.restarts},
-                                          {"node_rank", place.node_rank},
-                                          {"nnodes", place.nnodes},
-                                          {"world_size", place.world_size}});
+                                          {"node_rank", placement.node_rank},
+                                          {"nnodes", placement.nnodes},
+                                          {"world_size", placement.world_size}});
   publish_timer_.start(kPublishDelay, [this] { publish_workers(); });
   // Workers learn the port from their environment. With several nodes any free port is used, because nodes may share a
   // host.
@@ -203,7 +203,7 @@ Result<> Agent::start_workers(const Assignment& assignment) {
 
 std::vector<WorkerSpec> Agent::worker_specs_of(const Assignment& assignment) {
   const NodeStore& node = root_.node();
-  const JobEnvironment job{.placement = assignment.place,
+  const JobEnvironment job{.placement = assignment.placement,
                            .store_url = node.url,
                            .torch_port = node.torch_port,
                            .secret = node.secret,

@@ -269,8 +269,8 @@ class Bootstrap {
   Result<> start_tier(StoreServerOptions server, const Deadline& deadline) {
     MUSTER_ASSIGN(const auto root, open_store(node_.root_url, options_.secret, deadline));
     const JobKeys keys(options_.run_id);
-    MUSTER_ASSIGN(const int64_t place, root->add(keys.tier_count(), 1, deadline));
-    const int parent = parent_of(static_cast<int>(std::min<int64_t>(place, options_.nnodes_max - 1)),
+    MUSTER_ASSIGN(const int64_t index, root->add(keys.tier_count(), 1, deadline));
+    const int parent = parent_of(static_cast<int>(std::min<int64_t>(index, options_.nnodes_max - 1)),
                                  options_.nnodes_max, options_.store_fanout);
     const char* given = std::getenv("MUSTER_INTERFACE");
     MUSTER_ASSIGN(const Address listen, interface_address(node_.interface.empty() ? given : node_.interface));
@@ -278,7 +278,7 @@ class Bootstrap {
     MUSTER_TRY(parent > 0 ? start_below(*root, keys.tier(parent), std::move(server))
                           : start_server(std::move(server), Deadline::after(kServerStartTime)));
     const std::string url = tcp_url(node_.server->muster_addresses().back());
-    return root->set(keys.tier(place), as_bytes(url), Deadline::after(kServerStartTime));
+    return root->set(keys.tier(index), as_bytes(url), Deadline::after(kServerStartTime));
   }
 
   // If the parent has died, perhaps before it published its address, this node connects to the root.

@@ -116,11 +116,11 @@ Result<> Coordinator::publish_start() {
   if (generation > 0) MUSTER_TRY(collect_garbage(generation - 1));
   std::vector<Key> keys;
   std::vector<Bytes> values;
-  const auto& places = rendezvous_.places();
-  for (size_t i = 0; i < places.size(); ++i) {
-    keys.push_back(keys_.place(generation, places[i].first));
-    values.push_back(encode(places[i].second));
-    if (keys.size() < kKeysPerRequest && i + 1 < places.size()) continue;
+  const auto& assignments = rendezvous_.assignments();
+  for (size_t i = 0; i < assignments.size(); ++i) {
+    keys.push_back(keys_.assignment(generation, assignments[i].first));
+    values.push_back(encode(assignments[i].second));
+    if (keys.size() < kKeysPerRequest && i + 1 < assignments.size()) continue;
     MUSTER_TRY(store_->multi_set(keys, values, store_deadline()));
     keys.clear();
     values.clear();
@@ -151,7 +151,7 @@ Result<> Coordinator::publish_nodes() {
 
 // Collects all keys of a generation that has ended.
 Result<> Coordinator::collect_garbage(int generation) {
-  for (const std::string& prefix : {generation_prefix(generation), keys_.place(generation, ""),
+  for (const std::string& prefix : {generation_prefix(generation), keys_.assignment(generation, ""),
                                     keys_.workers(generation), keys_.exits(generation)}) {
     MUSTER_ASSIGN(const auto keys, store_->list_keys(prefix, store_deadline()));
     garbage_keys_.insert(garbage_keys_.end(), keys.begin(), keys.end());

@@ -92,7 +92,7 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   last_progress_.clear();  // sends the progress to this node, too
   expected_ = std::max(expected_, info.last_nnodes - 1);
   if (phase_ == Phase::kOver) return emit({JobEvent::Kind::kOutcome, generation_, info.id, "", outcome_});
-  const int members = static_cast<int>(places_.size());
+  const int members = static_cast<int>(assignments_.size());
   if (phase_ == Phase::kRunning && members < options_.max_nodes && eligible() > members)
     stop(fmt::format("{} joins the job", name_of(info)), now);
   start_when_complete(now);
@@ -216,9 +216,9 @@ void JobRendezvous::start() {
   began_ = true;
   ++generation_;
   assign(choose());
-  const int workers = places_.front().second.place.world_size;
-  std::string text = fmt::format("{} {}, {} {}", places_.size(), places_.size() == 1 ? "node" : "nodes", workers,
-                                 workers == 1 ? "worker" : "workers");
+  const int workers = assignments_.front().second.placement.world_size;
+  std::string text = fmt::format("{} {}, {} {}", assignments_.size(), assignments_.size() == 1 ? "node" : "nodes",
+                                 workers, workers == 1 ? "worker" : "workers");
   if (options_.max_restarts > 0) text += fmt::format(", restart {} of {}", restarts_, options_.max_restarts);
   emit({JobEvent::Kind::kStart, generation_, "", std::move(text)});
 }
@@ -250,26 +250,26 @@ std::vector<JobRendezvous::Node*> JobRendezvous::choose() {
 }
 
 void JobRendezvous::assign(const std::vector<Node*>& chosen) {
-  places_.clear();
+  assignments_.clear();
   std::map<std::string, int> roles;
   int world = 0;
   for (Node* node : chosen) {
     NodeInfo& info = node->info;
-    info.last_rank = static_cast<int>(places_.size());
+    info.last_rank = static_cast<int>(assignments_.size());
     info.last_nnodes = static_cast<int>(chosen.size());
-    const Placement place{.node_rank = info.last_rank,
-                          .nnodes = info.last_nnodes,
-                          .nproc = info.nproc,
-                          .first_rank = world,
-                          .first_role_rank = roles[info.role]};
+    const Placement placement{.node_rank = info.last_rank,
+                              .nnodes = info.last_nnodes,
+                              .nproc = info.nproc,
+                              .first_rank = world,
+                              .first_role_rank = roles[info.role]};
     world += info.nproc;
     roles[info.role] += info.nproc;
     set_state(*node, State::kRunning);
-    places_.emplace_back(info.id, Assignment{place, generation_, restarts_});
+    assignments_.emplace_back(info.id, Assignment{placement, generation_, restarts_});
   }
   for (size_t i = 0; i < chosen.size(); ++i) {
-    places_[i].second.place.world_size = world;
-    places_[i].second.place.role_world_size = roles[chosen[i]->info.role];
+    assignments_[i].second.placement.world_size = world;
+    assignments_[i].second.placement.role_world_size = roles[chosen[i]->info.role];
   }
 }
 

@@ -44,7 +44,7 @@ class JobRendezvous {
   TimePoint next_tick() const;
 
   /// After a kStart: the assignments of its generation, by node id.
-  const std::vector<std::pair<std::string, Assignment>>& places() const { return places_; }
+  const std::vector<std::pair<std::string, Assignment>>& assignments() const { return assignments_; }
   int generation() const { return generation_; }
   int restarts() const { return restarts_; }
   bool over() const { return phase_ == Phase::kOver; }
@@ -123,7 +123,7 @@ class JobRendezvous {
   std::string last_progress_;
   TimePoint last_call_{INT64_MAX};
   std::vector<JobEvent> events_;
-  std::vector<std::pair<std::string, Assignment>> places_;
+  std::vector<std::pair<std::string, Assignment>> assignments_;
 };
 
 }  // namespace muster

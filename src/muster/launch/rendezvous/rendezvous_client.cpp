@@ -111,10 +111,10 @@ Result<bool> RendezvousClient::receive_one(int64_t number) {
   std::optional<Assignment> assignment;
   if (event.kind == JobEvent::Kind::kStart) {
     const Deadline deadline = Deadline::after(options_.heartbeat_timeout);
-    const Key place = keys_.place(event.generation, options_.node_id);
-    MUSTER_ASSIGN(const bool placed, store_->check({place}, deadline));
-    if (placed) {
-      MUSTER_ASSIGN(const Bytes value, store_->get(place, deadline));
+    const Key key = keys_.assignment(event.generation, options_.node_id);
+    MUSTER_ASSIGN(const bool assigned, store_->check({key}, deadline));
+    if (assigned) {
+      MUSTER_ASSIGN(const Bytes value, store_->get(key, deadline));
       MUSTER_ASSIGN(assignment, parse_assignment(value));
     }
   }

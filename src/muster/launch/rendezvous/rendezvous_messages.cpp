@@ -128,14 +128,14 @@ void fields(Archive& archive, JobEvent& event) {
 
 template <class Archive>
 void fields(Archive& archive, Assignment& assignment) {
-  auto& place = assignment.place;
-  archive.number("nnodes", place.nnodes, 1, kMaxNodes);
-  archive.number("node", place.node_rank, 0, place.nnodes - 1);
-  archive.number("nproc", place.nproc, 1, kMaxWorkers);
-  archive.number("world", place.world_size, place.nproc, INT32_MAX);
-  archive.number("first", place.first_rank, 0, place.world_size - place.nproc);
-  archive.number("role_world", place.role_world_size, place.nproc, place.world_size);
-  archive.number("role_first", place.first_role_rank, 0, place.role_world_size - place.nproc);
+  auto& placement = assignment.placement;
+  archive.number("nnodes", placement.nnodes, 1, kMaxNodes);
+  archive.number("node", placement.node_rank, 0, placement.nnodes - 1);
+  archive.number("nproc", placement.nproc, 1, kMaxWorkers);
+  archive.number("world", placement.world_size, placement.nproc, INT32_MAX);
+  archive.number("first", placement.first_rank, 0, placement.world_size - placement.nproc);
+  archive.number("role_world", placement.role_world_size, placement.nproc, placement.world_size);
+  archive.number("role_first", placement.first_role_rank, 0, placement.role_world_size - placement.nproc);
   archive.number("generation", assignment.generation, 0, INT32_MAX);
   archive.number("restarts", assignment.restarts, 0, INT32_MAX);
 }

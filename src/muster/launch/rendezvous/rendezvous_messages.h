@@ -68,7 +68,7 @@ struct JobEvent {
 
 /// A node's place in one generation.
 struct Assignment {
-  Placement place;
+  Placement placement;
   int generation = 0;
   int restarts = 0;  ///< how often the job was restarted after a failure
 };
@@ -101,13 +101,13 @@ class JobKeys {
   Key inbox() const { return prefix_ + "inbox"; }
   Key event_count() const { return prefix_ + "news-count"; }
   Key event(int64_t number) const { return prefix_ + "news/" + std::to_string(number); }
-  Key place(int generation, const std::string& id) const {
+  Key assignment(int generation, const std::string& id) const {
     return prefix_ + "place/" + std::to_string(generation) + "/" + id;
   }
   Key nodes() const { return prefix_ + "nodes"; }
   Key root() const { return prefix_ + "root"; }
   Key tier_count() const { return prefix_ + "tier-count"; }
-  Key tier(int64_t place) const { return prefix_ + "tier/" + std::to_string(place); }
+  Key tier(int64_t index) const { return prefix_ + "tier/" + std::to_string(index); }
   Key persisted_state() const { return prefix_ + "ledger"; }
   /// The prefix of all keys of a generation. The number of the node or rank follows it.
   Key workers(int generation) const { return prefix_ + "workers/" + std::to_string(generation) + "/"; }

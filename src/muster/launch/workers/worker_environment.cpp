@@ -31,18 +31,18 @@ std::vector<std::string> with_local_rank(std::vector<std::string> command, int l
 }  // namespace
 
 Environment worker_environment(const RunOptions& options, const JobEnvironment& job, int local_rank, Environment base) {
-  const Placement& place = job.placement;
-  const std::string rank = std::to_string(place.first_rank + local_rank);
+  const Placement& placement = job.placement;
+  const std::string rank = std::to_string(placement.first_rank + local_rank);
   const Environment fixed = {
       {"LOCAL_RANK", std::to_string(options.virtual_local_rank ? 0 : local_rank)},
       {"RANK", rank},
-      {"ROLE_RANK", std::to_string(place.first_role_rank + local_rank)},
-      {"GROUP_RANK", std::to_string(place.node_rank)},
+      {"ROLE_RANK", std::to_string(placement.first_role_rank + local_rank)},
+      {"GROUP_RANK", std::to_string(placement.node_rank)},
       {"ROLE_NAME", options.role},
-      {"LOCAL_WORLD_SIZE", std::to_string(place.nproc)},
-      {"WORLD_SIZE", std::to_string(place.world_size)},
-      {"ROLE_WORLD_SIZE", std::to_string(place.role_world_size)},
-      {"GROUP_WORLD_SIZE", std::to_string(place.nnodes)},
+      {"LOCAL_WORLD_SIZE", std::to_string(placement.nproc)},
+      {"WORLD_SIZE", std::to_string(placement.world_size)},
+      {"ROLE_WORLD_SIZE", std::to_string(placement.role_world_size)},
+      {"GROUP_WORLD_SIZE", std::to_string(placement.nnodes)},
       // Clients of PyTorch's TCPStore reach the job's store through a loopback port of their node.
       {"MASTER_ADDR", "127.0.0.1"},
       {"MASTER_PORT", std::to_string(job.torch_port)},
@@ -58,7 +58,7 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
   for (const auto& [name, value] : fixed) base[name] = value;
   if (options.virtual_local_rank) base["CUDA_VISIBLE_DEVICES"] = device_of(local_rank, base);
   if (!job.interface.empty()) base["MUSTER_INTERFACE"] = job.interface;
-  return shared_environment(std::move(base), job.cpus, place.nproc);
+  return shared_environment(std::move(base), job.cpus, placement.nproc);
 }
 
 Environment shared_environment(Environment base, int cpus, int nproc) {

@@ -179,9 +179,9 @@ void Reads::answer_initiator(const Reader& initiator, const Fetch& fetch, const 
   } else if (initiator.request.keys == fetch.request.keys) {
     mine.values = reply.values;
   } else {
-    std::unordered_map<std::string_view, size_t> places;
-    for (size_t i = 0; i < fetch.request.keys.size(); ++i) places[fetch.request.keys[i]] = i;
-    for (const Key& key : initiator.request.keys) mine.values.push_back(reply.values.at(places.at(key)));
+    std::unordered_map<std::string_view, size_t> index_of;
+    for (size_t i = 0; i < fetch.request.keys.size(); ++i) index_of[fetch.request.keys[i]] = i;
+    for (const Key& key : initiator.request.keys) mine.values.push_back(reply.values.at(index_of.at(key)));
   }
   if (reply.leased) grant(initiator, mine);
   out_.answer(initiator.caller, std::move(mine));

@@ -20,13 +20,13 @@ bool LeaseTable::grant(const Key& key, ClientId holder) {
     record.idle.reset();
   }
   Client& client = clients_[holder];
-  const auto place = std::lower_bound(record.holders.begin(), record.holders.end(), Holder{holder, 0});
-  if (place == record.holders.end() || place->client != holder) {
-    record.holders.insert(place, {holder, client.term});
+  const auto position = std::lower_bound(record.holders.begin(), record.holders.end(), Holder{holder, 0});
+  if (position == record.holders.end() || position->client != holder) {
+    record.holders.insert(position, {holder, client.term});
     ++leases_;
     ++client.leases;
-  } else if (place->term != client.term) {
-    place->term = client.term;
+  } else if (position->term != client.term) {
+    position->term = client.term;
     --client.ended;
     --ended_;
     ++client.leases;

@@ -56,10 +56,10 @@ Result<> Shard::defer(const Key& key, Request&& request, ClientId client) {
 bool Shard::forget_deferred(ClientId client, RequestId id) {
   const auto waits = by_client.find(client);
   if (waits == by_client.end()) return false;
-  const auto place = waits->second.deferred.extract(id);
-  if (place.empty()) return false;
-  const auto there = deferred.find(place.mapped().key);
-  there->second.erase(place.mapped().at);
+  const auto removed = waits->second.deferred.extract(id);
+  if (removed.empty()) return false;
+  const auto there = deferred.find(removed.mapped().key);
+  there->second.erase(removed.mapped().at);
   if (there->second.empty()) deferred.erase(there);
   uncount(client);
   return true;
@@ -69,8 +69,8 @@ void Shard::drop_deferred(ClientId client) {
   const auto waits = by_client.find(client);
   if (waits == by_client.end()) return;
   std::vector<RequestId> answered;
-  for (const auto& [id, place] : waits->second.deferred) {
-    if (!has(place.at->request.operation, kNoTorchReply)) answered.push_back(id);
+  for (const auto& [id, waiting] : waits->second.deferred) {
+    if (!has(waiting.at->request.operation, kNoTorchReply)) answered.push_back(id);
   }
   for (const RequestId id : answered) forget_deferred(client, id);
 }
