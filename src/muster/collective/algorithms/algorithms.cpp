@@ -110,7 +110,8 @@ Schedule Algorithm::schedule(const CollectiveSpec& spec) const {
   };
   MUSTER_CHECK(of_ranks(spec.counts) && of_ranks(spec.receive_counts), "there is one count for each rank");
   MUSTER_CHECK(uneven || spec.counts.empty(), "the blocks of this algorithm are equal");
-  if (spec.size > 1 || collective == Collective::kBarrier) return schedule_of_many(spec);
+  if (spec.size > 1) return schedule_of_many(spec);
+  if (collective == Collective::kBarrier) return {};
   const size_t bytes = Blocks::of_ranks(spec).total();
   ScheduleBuilder builder;
   builder.copy(input(0, bytes), output(0, bytes));

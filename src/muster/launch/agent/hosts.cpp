@@ -214,6 +214,8 @@ void HostsRun::kill() {
     if (node.pid != 0) ::kill(-node.pid, SIGKILL);  // its process group: ssh may have started a proxy
   }
   kill_children();
+  // Again, because an orphan becomes a child of this process only when its parent ends.
+  timer_.start(std::chrono::milliseconds(10), [this] { kill(); });
 }
 
 int HostsRun::run() {
