@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -145,12 +146,13 @@ TEST(HostComm, EndsAWaitWithTheErrorOfItsCheck) {
 TEST(HostComm, FindsLaggingRanksAfterAnyNumberOfSteps) {
   for (const bool has_leader : {false, true}) {
     constexpr int kSize = 3;
-    const auto memory = HostCommMemory::allocate(kSize, size_t{32} << 10, has_leader);
+    const auto memory = HostCommMemory::allocate(kSize, size_t{32} << 10);
     ASSERT_TRUE(memory);
     std::vector<std::unique_ptr<HostComm>> comms;
     for (Rank rank = 0; rank < kSize; ++rank) {
       comms.push_back(std::move(*HostComm::attach(*memory, rank, kSize, no_check)));
     }
+    (*HostCommMemory::map(*memory, kSize))->set_leader(has_leader);
     const auto publish = [&](HostComm& comm) {
       comm.open({1, 2, 3, 4});
       comm.next();
@@ -237,6 +239,25 @@ TEST(HostComm, SleepsIfYieldsTakeLong) {
   const auto most = 2 * (1 + 20ms / kSlice + (steady_clock().now() - begin) / (64 * kSlice));
   EXPECT_GT(yields() - before, 0);
   EXPECT_LE(yields() - before, most);
+}
+
+/// Ranks that are each bound to their own core do not share cores, although each of them may use only one.
+TEST(HostComm, HasALeaderOnlyIfItsRanksShareCores) {
+  const auto has_leader = [](const std::function<int(Rank)>& core_of) {
+    constexpr int kSize = 32;
+    const auto memory = *HostCommMemory::map(*HostComm::allocate(kSize), kSize);
+    for (Rank rank = 0; rank < kSize; ++rank) {
+      EXPECT_FALSE(memory->has_leader()) << "not all ranks have attached";
+      const int core = core_of(rank);
+      memory->rank(rank).usable_cores[core / 64] = uint64_t{1} << core % 64;
+      memory->join();
+    }
+    return memory->has_leader();
+  };
+  EXPECT_FALSE(has_leader([](Rank rank) { return 50 + rank; }));
+  EXPECT_FALSE(has_leader([](Rank rank) { return rank / 2; }));
+  EXPECT_TRUE(has_leader([](Rank rank) { return rank / 3; }));
+  EXPECT_TRUE(has_leader([](Rank) { return 0; }));
 }
 
 void bind_to(int core) {

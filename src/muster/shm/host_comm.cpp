@@ -30,8 +30,7 @@ uint64_t digest(const HostComm::Tag& tag, uint64_t before) {
 
 Result<Fd> HostComm::allocate(int size, size_t slot_bytes) {
   MUSTER_CHECK(size > 0, "a host communicator needs ranks");
-  const HostCommShape shape = host_comm_shape(size, usable_cores(), slot_bytes);
-  return HostCommMemory::allocate(size, shape.slot_bytes, shape.has_leader);
+  return HostCommMemory::allocate(size, host_comm_shape(size, usable_cores(), slot_bytes).slot_bytes);
 }
 
 Result<std::unique_ptr<HostComm>> HostComm::attach(const Fd& memory, Rank rank, int size, Progress progress) {
@@ -55,6 +54,7 @@ HostComm::HostComm(std::shared_ptr<HostCommMemory> memory, Rank rank, int size, 
       pointers_(static_cast<size_t>(size)),
       pid_namespace_(pid_namespace()) {
   memory_->rank(rank_).pid = getpid();
+  memory_->join();  // rank_cores_ has published the cores of this rank
 }
 
 void HostComm::open(const Tag& tag) {

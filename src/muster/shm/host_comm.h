@@ -45,7 +45,8 @@ class HostComm {
   /// the wait, if any. A step that the awaited rank published before it left still ends the wait with success.
   using Progress = std::function<Result<>(Rank awaited)>;
 
-  /// One rank allocates, all ranks attach. Slots of many ranks are smaller than `slot_bytes` (host_comm_shape()).
+  /// One rank allocates, then all ranks attach. No rank may begin a call before all have attached, if there are more
+  /// than kMaxFlatRanks. Slots of many ranks are smaller than `slot_bytes` (host_comm_shape()).
   static Result<Fd> allocate(int size, size_t slot_bytes = size_t{512} << 10);
   /// Checks that the memory has the right form for `size` ranks. kResourceExhausted if there is no memory for the own
   /// slots.
@@ -62,7 +63,8 @@ class HostComm {
   int size() const { return size_; }
   size_t slot_bytes() const { return memory_->slot_bytes(); }
   /// True if every rank waits for rank 0 alone, and rank 0 for all. This is the case with many more ranks than cores:
-  /// there, n waits at each of n ranks would mostly cost context switches.
+  /// there, n waits at each of n ranks would mostly cost context switches. The last rank that attaches decides it for
+  /// all, by the cores that all ranks together may use.
   bool has_leader() const { return memory_->has_leader(); }
 
   /// See RankCores.

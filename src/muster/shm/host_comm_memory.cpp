@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cerrno>
 #include <map>
 #include <mutex>
@@ -18,15 +20,15 @@ namespace {
 struct Header {
   uint64_t magic;
   uint64_t slot_bytes;
-  uint32_t size;
-  uint32_t has_leader;
+  uint64_t size;
 };
 
-constexpr uint64_t kHostCommMagic = 0x35304d4d4f435355;  // "USCOMM05"
-constexpr size_t kHeaderBytes = 128;
+constexpr uint64_t kHostCommMagic = 0x36304d4d4f435355;  // "USCOMM06"
+constexpr size_t kStateOffset = 64;
+constexpr size_t kHeaderBytes = 128;  // with HostCommState
 constexpr size_t kPage = 4096;
 constexpr int kMaxSize = 1 << 16;
-static_assert(sizeof(Header) <= kHeaderBytes);
+static_assert(sizeof(Header) <= kStateOffset && kStateOffset + sizeof(HostCommState) <= kHeaderBytes);
 
 size_t slots_begin(size_t size) { return (kHeaderBytes + size * sizeof(HostCommRank) + kPage - 1) / kPage * kPage; }
 size_t total_bytes(size_t size, size_t slot_bytes) { return slots_begin(size) + size * kHostCommSlots * slot_bytes; }
@@ -53,7 +55,7 @@ HostCommShape host_comm_shape(int size, int cores, size_t preferred) {
           .has_leader = size > kMaxFlatRanks && size > 2 * cores};
 }
 
-Result<Fd> HostCommMemory::allocate(int size, size_t slot_bytes, bool has_leader) {
+Result<Fd> HostCommMemory::allocate(int size, size_t slot_bytes) {
   MUSTER_CHECK(size > 0 && size <= kMaxSize && slot_bytes > 0 && slot_bytes % kPage == 0,
                "a host communicator needs ranks and whole pages");
   const size_t bytes = total_bytes(size, slot_bytes);
@@ -64,7 +66,7 @@ Result<Fd> HostCommMemory::allocate(int size, size_t slot_bytes, bool has_leader
   if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0 || fallocate(memory.get(), 0, 0, begin) != 0) {
     return fail_errno(errno, fmt::format("cannot get {} bytes of shared memory", bytes));
   }
-  const Header header{kHostCommMagic, slot_bytes, static_cast<uint32_t>(size), has_leader ? 1U : 0U};
+  const Header header{kHostCommMagic, slot_bytes, static_cast<uint64_t>(size)};
   if (pwrite(memory.get(), &header, sizeof(header), 0) != sizeof(header)) {
     return fail_errno(errno, "cannot write to shared memory");
   }
@@ -81,7 +83,7 @@ Result<std::shared_ptr<HostCommMemory>> HostCommMemory::map(const Fd& memory, in
     return fail(ErrorCode::kProtocol,
                 "the shared memory that rank 0 sent is not a host communicator of this version of muster");
   }
-  if (header.size != static_cast<uint32_t>(size) || header.slot_bytes == 0 || header.slot_bytes > (1ULL << 32) ||
+  if (header.size != static_cast<uint64_t>(size) || header.slot_bytes == 0 || header.slot_bytes > (1ULL << 32) ||
       header.slot_bytes % kPage != 0 ||
       static_cast<size_t>(info->st_size) != total_bytes(header.size, header.slot_bytes)) {
     return fail(ErrorCode::kMismatch,
@@ -97,8 +99,7 @@ Result<std::shared_ptr<HostCommMemory>> HostCommMemory::map(const Fd& memory, in
   if (!mapped) {
     return fail_errno(errno, fmt::format("cannot map {} bytes of shared memory (is there a limit, ulimit -v?)", bytes));
   }
-  std::shared_ptr<HostCommMemory> made(
-      new HostCommMemory(std::move(mapped), size, header.slot_bytes, header.has_leader != 0));
+  std::shared_ptr<HostCommMemory> made(new HostCommMemory(std::move(mapped), size, header.slot_bytes));
   entry = made;
   return made;
 }
@@ -113,10 +114,33 @@ Result<> HostCommMemory::populate(const Fd& memory, Rank rank) const {
   return {};
 }
 
-HostCommMemory::HostCommMemory(MappedMemory memory, int size, size_t slot_bytes, bool has_leader)
+/// If the cores of a rank are not known, because the kernel does not tell them, all ranks count as sharing one core.
+void HostCommMemory::join() {
+  const uint32_t joined = state_->joined.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (joined == static_cast<uint32_t>(size_)) set_leader(host_comm_shape(size_, count_cores()).has_leader);
+}
+
+int HostCommMemory::count_cores() const {
+  std::array<uint64_t, kCoreWords> together{};
+  for (Rank rank = 0; rank < size_; ++rank) {
+    uint64_t any = 0;
+    for (size_t i = 0; i < together.size(); ++i) {
+      const uint64_t word = ranks_[rank].usable_cores[i].load(std::memory_order_relaxed);
+      together[i] |= word;
+      any |= word;
+    }
+    if (any == 0) return 0;
+  }
+  int cores = 0;
+  for (const uint64_t word : together) cores += std::popcount(word);
+  return cores;
+}
+
+HostCommMemory::HostCommMemory(MappedMemory memory, int size, size_t slot_bytes)
     : memory_(std::move(memory)),
+      size_(size),
       slot_bytes_(slot_bytes),
-      has_leader_(has_leader),
+      state_(reinterpret_cast<HostCommState*>(memory_.get() + kStateOffset)),
       ranks_(reinterpret_cast<HostCommRank*>(memory_.get() + kHeaderBytes)),
       slots_(memory_.get() + slots_begin(size)) {}
 

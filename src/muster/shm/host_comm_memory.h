@@ -15,9 +15,10 @@ namespace muster {
 
 // The memory of a host communicator as all its ranks see it:
 //
-//   header | per rank: HostCommRank | per rank: kHostCommSlots slots of slot_bytes
+//   header | HostCommState | per rank: HostCommRank | per rank: kHostCommSlots slots of slot_bytes
 //
-// Parts start on cache lines, slots on pages. A rank writes only its own parts, except `waiters`. There are no locks.
+// Parts start on cache lines, slots on pages. A rank writes only its own parts, except `waiters` and HostCommState.
+// There are no locks.
 //
 // Invariants. Each rank publishes the steps 1, 2, 3, ... in order. The record and the slot of step k hold the data of
 // step k from its publication until the owner publishes a step that uses the same record or slot again. The owner
@@ -35,6 +36,10 @@ namespace muster {
 //   acquire. A rank that loads it with acquire therefore sees all that the other ranks wrote before that step.
 // - HostCommRank::waiters: see HostComm::publish_word().
 // - core, usable_cores: relaxed. They are hints; a stale value costs time only.
+// - HostCommState::joined: each rank adds one with acq_rel after it has stored its usable_cores. So the last rank sees
+//   the cores of all ranks. No rank changes them before its first call.
+// - HostCommState::has_leader: relaxed. The last rank that joins stores it. All ranks join before the first call of any
+//   rank, and learn this over other channels, which order the store.
 // - pid: written once before the rank publishes its first step, so `step` orders it.
 // - failure: the rank stores it with release when it fails, and readers load it with acquire. HostComm::check() has an
 //   acquire fence before its load: data that was read before the fence is valid if `failure` is still zero, because a
@@ -54,6 +59,7 @@ struct HostCommShape {
   bool has_leader;  ///< see HostComm::has_leader()
 };
 /// Slots of `preferred` bytes, or smaller ones for many ranks: all slots of a host communicator together have a limit.
+/// The slots do not depend on the cores.
 HostCommShape host_comm_shape(int size, int cores, size_t preferred = size_t{512} << 10);
 
 /// One step of one rank. Readers touch the first cache line only; the second is for the message of a mismatch.
@@ -70,13 +76,22 @@ static_assert(sizeof(StepRecord) == 128 && std::atomic<uint64_t>::is_always_lock
 /// `HostCommRank::failure` of a rank that has failed and blames no rank.
 inline constexpr uint32_t kBlamesNoRank = ~uint32_t{0};
 
+/// What the ranks decide together.
+struct HostCommState {
+  std::atomic<uint32_t> joined;      ///< ranks that have called HostCommMemory::join()
+  std::atomic<uint32_t> has_leader;  ///< see HostComm::has_leader()
+};
+
+/// Words of a set of cores, one bit for each core.
+inline constexpr size_t kCoreWords = sizeof(cpu_set_t) / sizeof(uint64_t);
+
 struct HostCommRank {
   alignas(128) std::atomic<uint32_t> waiters;             ///< ranks parked on one of this rank's words
   alignas(128) std::atomic<uint32_t> all_published_step;  ///< rank 0: the last step that it saw all ranks publish
   alignas(128) pid_t pid;                                 ///< in its PID namespace
   std::atomic<uint32_t> core;                             ///< on which it ran when it published last
   /// The cores that it may use, one bit each; all zero if they are not known yet.
-  std::atomic<uint64_t> usable_cores[sizeof(cpu_set_t) / sizeof(uint64_t)];
+  std::atomic<uint64_t> usable_cores[kCoreWords];
   /// Zero until it fails; then kBlamesNoRank, or one more than the rank of the group that it blames.
   std::atomic<uint32_t> failure;
   StepRecord records[kStepRecords];  ///< of step % kStepRecords
@@ -85,7 +100,7 @@ struct HostCommRank {
 class HostCommMemory {
  public:
   /// One rank allocates it, all ranks map it. It is sealed against resizing. It has no name, so it cannot be left over.
-  static Result<Fd> allocate(int size, size_t slot_bytes, bool has_leader);
+  static Result<Fd> allocate(int size, size_t slot_bytes);
   /// Checks that the memory has the right form for `size` ranks. A shared_ptr, because the ranks of one process share a
   /// mapping: 512 threads with a mapping each would spend more on page tables than on data.
   static Result<std::shared_ptr<HostCommMemory>> map(const Fd& memory, int size);
@@ -93,20 +108,28 @@ class HostCommMemory {
   /// Allocates the pages of a rank's slots now, on its own NUMA node. Later, a lack of memory would raise SIGBUS.
   Result<> populate(const Fd& memory, Rank rank) const;
 
+  /// Must be called once by each rank, after it has stored its usable_cores. The last call decides has_leader() for all
+  /// ranks. One rank alone cannot decide, because it may be bound to a core of its own.
+  void join();
+  /// The number of cores that all ranks together may use. Zero if a rank has not stored its own yet.
+  int count_cores() const;
+
   size_t slot_bytes() const { return slot_bytes_; }
-  bool has_leader() const { return has_leader_; }
+  bool has_leader() const { return state_->has_leader.load(std::memory_order_relaxed) != 0; }
+  void set_leader(bool has_leader) { state_->has_leader.store(has_leader ? 1 : 0, std::memory_order_relaxed); }
   HostCommRank& rank(Rank rank) const { return ranks_[rank]; }
   uint8_t* slot(Rank rank, uint32_t step) const { return slots_ + slot_index(rank, step) * slot_bytes_; }
 
  private:
-  HostCommMemory(MappedMemory memory, int size, size_t slot_bytes, bool has_leader);
+  HostCommMemory(MappedMemory memory, int size, size_t slot_bytes);
   static size_t slot_index(Rank rank, uint32_t step) {
     return static_cast<size_t>(rank) * kHostCommSlots + step % kHostCommSlots;
   }
 
   MappedMemory memory_;
+  int size_;
   size_t slot_bytes_;
-  bool has_leader_;
+  HostCommState* state_;
   HostCommRank* ranks_;
   uint8_t* slots_;
 };

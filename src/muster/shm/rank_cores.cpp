@@ -29,7 +29,7 @@ void RankCores::publish_usable() {
   const cpu_set_t now = usable_core_set();
   if (CPU_EQUAL(&now, &usable_)) return;
   usable_ = now;
-  const auto words = std::bit_cast<std::array<uint64_t, sizeof(now) / sizeof(uint64_t)>>(now);
+  const auto words = std::bit_cast<std::array<uint64_t, kCoreWords>>(now);
   auto& shared = memory_.rank(rank_).usable_cores;
   for (size_t i = 0; i < words.size(); ++i) shared[i].store(words[i], std::memory_order_relaxed);
 }
@@ -37,21 +37,11 @@ void RankCores::publish_usable() {
 bool RankCores::recheck_after_idle_spin() {
   if (idle_spins_++ % kIdleSpinsPerCoreCheck != 0) return false;
   publish_usable();
-  std::array<uint64_t, sizeof(cpu_set_t) / sizeof(uint64_t)> together{};
-  for (Rank peer = 0; peer < size_; ++peer) {
-    uint64_t any = 0;
-    for (size_t i = 0; i < together.size(); ++i) {
-      const uint64_t word = memory_.rank(peer).usable_cores[i].load(std::memory_order_relaxed);
-      together[i] |= word;
-      any |= word;
-    }
-    if (any == 0) {  // that rank has not attached yet
-      idle_spins_ = 0;
-      return false;
-    }
+  const int cores = memory_.count_cores();
+  if (cores == 0) {  // a rank has not attached yet
+    idle_spins_ = 0;
+    return false;
   }
-  int cores = 0;
-  for (const uint64_t word : together) cores += std::popcount(word);
   const bool before = std::exchange(own_cores_, size_ <= cores);
   return before != own_cores_;
 }
