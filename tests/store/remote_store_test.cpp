@@ -1,6 +1,10 @@
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "contract/store_contract.h"
+#include "io/certificates.h"
+#include "muster/store/remote_store.h"
+#include "store/expect.h"
 #include "store/test_server.h"
 
 namespace muster {
@@ -51,6 +55,30 @@ INSTANTIATE_TEST_SUITE_P(Unix, StoreContract, testing::Values(make<UnixWorld>));
 INSTANTIATE_TEST_SUITE_P(Proxy, StoreContract, testing::Values(make<ProxyWorld>));
 INSTANTIATE_TEST_SUITE_P(Tiers, StoreContract, testing::Values(make<TieredWorld>));
 INSTANTIATE_TEST_SUITE_P(PrefixOverTcp, StoreContract, testing::Values(make<PrefixWorld>));
+
+/// A forked child drops the client that it inherited. The TLS session is still the parent's.
+TEST(RemoteStoreOverTls, OutlivesAForkedChildThatDropsIt) {
+  TestAuthority authority;
+  StoreServerOptions options;
+  options.credentials.tls = TlsContext::load(authority.issue("server")).value();
+  const TestServer root("", std::move(options));
+  const Credentials credentials{test_secret(), TlsContext::load(authority.issue("client")).value()};
+  auto opened = remote_store(root.tcp_url(), credentials, test_deadline());
+  ASSERT_TRUE(opened) << opened.error().to_string();
+  std::unique_ptr<Store> store = std::move(*opened);
+  EXPECT_OK(store->set("before", as_bytes("1"), test_deadline()));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // ends a child that hangs
+    store.reset();
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_OK(store->set("after", as_bytes("2"), test_deadline()));
+  EXPECT_EQ(store->get("after", test_deadline()), to_bytes("2"));
+}
 
 }  // namespace
 }  // namespace muster

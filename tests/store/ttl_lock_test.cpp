@@ -1,5 +1,8 @@
 #include "muster/store/ttl_lock.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <condition_variable>
 
@@ -82,6 +85,24 @@ TEST(RenewedTtlLock, RetriesSoonAfterAnError) {
   fake.answer(true);
   fake.wait_for_renewals(2);
   EXPECT_TRUE(lock.held());
+}
+
+/// The child has no thread that renews the lock, and the lock is still the parent's.
+TEST(RenewedTtlLock, IsNotReleasedByAForkedChild) {
+  FakeStore fake;
+  std::unique_ptr<TtlLock> lock = std::make_unique<RenewedTtlLock>(fake.store(), steady_clock().now(), 30s);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // ends a child that waits for the thread
+    lock.reset();
+    _exit(fake.released == 0 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_TRUE(lock->held());
+  lock.reset();
+  EXPECT_EQ(fake.released, 1);
 }
 
 TEST(RenewedTtlLock, LivesFromTheTimeOfTheRequest) {

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "muster/store/store.h"
@@ -30,12 +33,16 @@ class RenewedTtlLock : public TtlLock {
   };
   /// `claimed` is the time at which the request that took the lock was sent.
   RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_live);
+  /// In a forked child the lock is still the parent's, and its thread does not exist. So there it is never destroyed.
+  static void operator delete(RenewedTtlLock* lock, std::destroying_delete_t);
   ~RenewedTtlLock() override;
   bool held() const override;
 
  private:
   void renew_until_ended();
 
+  const pid_t process_ = getpid();
+  RenewedTtlLock* next_inherited_ = nullptr;
   const Store store_;
   const Duration time_to_live_;
   mutable std::mutex mutex_;  // guards ends_ and expires_

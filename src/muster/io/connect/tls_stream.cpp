@@ -5,6 +5,7 @@
 #include <openssl/err.h>
 #include <openssl/x509_vfy.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -97,8 +98,9 @@ class TlsStream final : public Stream {
     SSL_set_bio(ssl, bio, bio);  // ssl_ owns the BIO now
   }
 
+  /// In a forked child only the descriptor is closed: a close_notify would end the session, which is the parent's.
   ~TlsStream() override {
-    if (failure_ || !SSL_is_init_finished(ssl_.get())) return;
+    if (getpid() != process_ || failure_ || !SSL_is_init_finished(ssl_.get())) return;
     SSL_shutdown(ssl_.get());  // sends close_notify if the socket takes it at once
     ERR_clear_error();
   }
@@ -196,6 +198,7 @@ class TlsStream final : public Stream {
     return {ErrorCode::kProtocol, fmt::format("the peer does not speak TLS{}: {}", too_old ? " 1.3" : "", text)};
   }
 
+  const pid_t process_ = getpid();
   Wire wire_;
   const std::unique_ptr<SSL, decltype(&SSL_free)> ssl_;
   bool read_wants_write_ = false;

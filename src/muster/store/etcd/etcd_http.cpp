@@ -3,6 +3,7 @@
 #define CURL_DISABLE_TYPECHECK  // the macros do not work with function pointers
 #include <curl/curl.h>
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -95,7 +96,10 @@ class CurlHttp : public Http {
     set(CURLOPT_WRITEFUNCTION, &write_to_sink);
     set(CURLOPT_TCP_KEEPALIVE, 1L);
   }
-  ~CurlHttp() override { curl().cleanup(handle_); }
+  /// In a forked child the connection is still the parent's. libcurl would end its TLS session.
+  ~CurlHttp() override {
+    if (getpid() == process_) curl().cleanup(handle_);
+  }
   CurlHttp(const CurlHttp&) = delete;
   CurlHttp& operator=(const CurlHttp&) = delete;
 
@@ -149,6 +153,7 @@ class CurlHttp : public Http {
     return {Error{code_of(outcome), text}, sending > 0};
   }
 
+  const pid_t process_ = getpid();
   CURL* handle_;
   std::array<char, CURL_ERROR_SIZE> error_{};
 };
