@@ -1,8 +1,12 @@
 #include "muster/torch/store.h"
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include <optional>
 
 #include "bindings.h"
+#include "muster/io/connect/handshake.h"
 #include "muster/torch/exception.h"
 
 namespace muster::python {
@@ -16,15 +20,22 @@ c10::intrusive_ptr<c10d::Store> adapted(Result<std::unique_ptr<Store>> store, mi
   return result;
 }
 
+// Without an argument it is the secret of the environment.
+Bytes secret_of(const std::optional<py::bytes>& given) {
+  if (!given) return value_or_throw(secret_from_environment());
+  const std::string bytes = *given;
+  return to_bytes(bytes);
+}
+
 }  // namespace
 
 void bind_store(py::module_& module) {
   module.def(
       "open_store",
-      [](const std::string& url, const py::bytes& secret, milliseconds timeout) {
-        const std::string key = secret;
+      [](const std::string& url, const std::optional<py::bytes>& given, milliseconds timeout) {
+        const Bytes secret = secret_of(given);
         const py::gil_scoped_release no_gil;
-        return adapted(open_store(url, as_bytes(key), Deadline::after(timeout)), timeout);
+        return adapted(open_store(url, secret, Deadline::after(timeout)), timeout);
       },
       py::arg("url"), py::arg("secret"), py::arg("timeout"));
   module.def(

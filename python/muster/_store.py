@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,13 +20,13 @@ def store(
         "etcd://host[,host...][/prefix]", "file:///path", or "memory:" (this process only); docs/reference/store.md has
         the details. None: the job's own store, in a program started by `muster run`.
     timeout: for opening it, and for each later wait (set_timeout() changes that); a number is in seconds.
-    secret: the job's secret, for tcp: and unix:; by default MUSTER_SECRET (hex) from the environment.
+    secret: the job's secret, for tcp: and unix:, of 16 bytes or more, or empty for none; by default MUSTER_SECRET (hex)
+        from the environment.
 
-    Raises ValueError for a malformed URL, and muster.Error for a store that is unreachable or not in this build.
+    Raises ValueError for a malformed URL or a secret that is too short, and muster.Error for a store that is
+    unreachable or not in this build.
     """
     given = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     if url is None:
         return _C.store_from_environment(given)
-    if secret is None:
-        secret = bytes.fromhex(os.environ.get("MUSTER_SECRET", ""))
     return _C.open_store(url, secret, given)

@@ -1,5 +1,6 @@
 // Errors while a group forms or runs: each fault gives its own error, at every rank, within the deadline.
 #include <atomic>
+#include <cstdlib>
 #include <latch>
 
 #include "group/ranks.h"
@@ -162,6 +163,15 @@ TEST(GroupForm, RefusesARankWithAnotherSecret) {
     EXPECT_EQ(error.rank, 1 - rank) << error.to_string();
     EXPECT_NE(error.message.find("secret"), std::string::npos) << error.to_string();
   });
+}
+
+TEST(GroupForm, RefusesAWeakSecretOfTheEnvironment) {
+  ::setenv("MUSTER_SECRET", "abcd", 1);
+  const auto options = group_options_from_environment();
+  ::unsetenv("MUSTER_SECRET");
+  ASSERT_FALSE(options);
+  EXPECT_EQ(options.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(options.error().message.find("MUSTER_SECRET: a secret of 2 bytes"), 0U) << options.error().to_string();
 }
 
 TEST(GroupForm, SeparatesGenerations) {

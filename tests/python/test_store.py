@@ -70,6 +70,14 @@ def test_wrong_addresses_raise_clear_errors() -> None:
         muster.store("tcp://127.0.0.1:1", timeout=timedelta(seconds=1))
 
 
+def test_weak_secrets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="secret: a secret of 2 bytes can be guessed; it takes 16 or more"):
+        muster.store("tcp://127.0.0.1:1", secret=b"ab")
+    monkeypatch.setenv("MUSTER_SECRET", "abcd")
+    with pytest.raises(ValueError, match="MUSTER_SECRET: a secret of 2 bytes"):
+        muster.store("tcp://127.0.0.1:1")
+
+
 def test_a_store_server_is_a_torch_store(release_build: Path) -> None:
     secret = bytes(range(32))
     command: list[str | Path] = [release_build / "src/muster/cli/muster", "store", "serve", "--listen", "127.0.0.1:0"]
@@ -87,7 +95,7 @@ def test_a_store_server_is_a_torch_store(release_build: Path) -> None:
             with pytest.raises(dist.DistStoreError, match="absent"):
                 store.wait(["absent"], timedelta(milliseconds=20))
             with pytest.raises(muster.Error, match="secret"):
-                muster.store(url, secret=b"another one", timeout=timedelta(seconds=30))
+                muster.store(url, secret=b"another job's secret", timeout=timedelta(seconds=30))
         finally:
             server.terminate()
 

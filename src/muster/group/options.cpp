@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "muster/group/group.h"
+#include "muster/io/connect/handshake.h"
 #include "muster/transport/link_hello.h"
 
 namespace muster {
@@ -33,11 +34,7 @@ Result<GroupOptions> group_options_from_environment() {
                   fmt::format("MUSTER_TCP_STREAMS='{}' is not a number from 1 to {}", number, kMaxSubflows));
     }
   }
-  if (const char* secret = std::getenv("MUSTER_SECRET")) {
-    auto bytes = from_hex(secret);
-    if (!bytes) return fail(ErrorCode::kInvalidArgument, "MUSTER_SECRET: " + bytes.error().message);
-    options.credentials.secret = std::move(*bytes);
-  }
+  MUSTER_ASSIGN(options.credentials.secret, secret_from_environment());
   MUSTER_ASSIGN(options.credentials.tls, TlsContext::from_environment());
   return options;
 }

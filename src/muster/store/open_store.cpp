@@ -1,5 +1,6 @@
 #include <cstdlib>
 
+#include "muster/io/connect/handshake.h"
 #include "muster/store/etcd/etcd_store.h"
 #include "muster/store/redis/redis_store.h"
 #include "muster/store/remote_store.h"
@@ -23,6 +24,7 @@ Result<std::unique_ptr<Store>> etcd_store(const std::string&, const Deadline&) {
 #endif
 
 Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secret, const Deadline& deadline) {
+  MUSTER_TRY(check_secret(secret, "secret"));
   constexpr std::string_view kFileScheme = "file://";
   if (url == "memory:") return memory_store();
   if (url.starts_with(kFileScheme)) return file_store(url.substr(kFileScheme.size()));
@@ -44,10 +46,8 @@ Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline) 
   if (url == nullptr) {
     return fail(ErrorCode::kNotFound, "MUSTER_STORE is not set: this process was not started by `muster run`");
   }
-  const char* secret = std::getenv("MUSTER_SECRET");
-  const auto bytes = from_hex(secret == nullptr ? "" : secret);
-  if (!bytes) return fail(ErrorCode::kInvalidArgument, "MUSTER_SECRET is not hexadecimal: " + bytes.error().message);
-  MUSTER_ASSIGN(std::unique_ptr<Store> store, open_store(url, *bytes, deadline));
+  MUSTER_ASSIGN(const Bytes secret, secret_from_environment());
+  MUSTER_ASSIGN(std::unique_ptr<Store> store, open_store(url, secret, deadline));
   // Each generation of the job has its own keys, so a restarted job does not see the keys of the generation before.
   const char* generation = std::getenv("MUSTER_GENERATION");
   if (generation == nullptr) return store;

@@ -21,6 +21,7 @@
 #include <openssl/hmac.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <tuple>
 #include <utility>
 
@@ -41,6 +42,7 @@ constexpr size_t kGreetingBytes = kNonceOffset + kNonceBytes;
 constexpr size_t kMacBytes = 32;
 constexpr size_t kProofHeaderBytes = 1 + kMacBytes + 2;
 constexpr size_t kRefusalBytes = 2;
+constexpr size_t kMinSecretBytes = 16;  // 128 bits
 enum Kind : uint8_t { kProof = 1, kRefused = 2 };
 
 constexpr const char* kTls = "TLS, which is not set up at this end (MUSTER_TLS_CERT, MUSTER_TLS_KEY, MUSTER_TLS_CA)";
@@ -249,6 +251,29 @@ Bytes generate_secret() {
   Bytes secret(32);
   fill_secure_random(secret);
   return secret;
+}
+
+Result<> check_secret(ByteView secret, std::string_view source) {
+  if (secret.empty() || secret.size() >= kMinSecretBytes) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{}: a secret of {} bytes can be guessed; it takes {} or more: make one with `openssl rand "
+                          "-hex 32`",
+                          source, secret.size(), kMinSecretBytes));
+}
+
+Result<Bytes> parse_secret(std::string_view hex, std::string_view source) {
+  auto secret = from_hex(hex);
+  if (!secret) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} takes the job's secret in hex, but the value is not hex", source));
+  }
+  MUSTER_TRY(check_secret(*secret, source));
+  return secret;
+}
+
+Result<Bytes> secret_from_environment() {
+  const char* hex = std::getenv("MUSTER_SECRET");
+  return parse_secret(hex == nullptr ? "" : hex, "MUSTER_SECRET");
 }
 
 }  // namespace muster

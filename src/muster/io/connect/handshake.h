@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "muster/base/bytes.h"
 
@@ -64,5 +65,12 @@ class Handshake {
 
 /// A fresh 32-byte secret.
 Bytes generate_secret();
+/// kInvalidArgument if a secret has fewer than 16 bytes, because it can be guessed. An empty secret means that there is
+/// none, and is allowed. The message begins with `source`: "MUSTER_SECRET", "--secret-file job.hex".
+Result<> check_secret(ByteView secret, std::string_view source);
+/// Reads a secret in hex, and checks it.
+Result<Bytes> parse_secret(std::string_view hex, std::string_view source);
+/// The secret in MUSTER_SECRET, in hex. Empty if the variable is not set.
+Result<Bytes> secret_from_environment();
 
 }  // namespace muster

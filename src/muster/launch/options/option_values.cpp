@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "muster/io/address.h"
+#include "muster/io/connect/handshake.h"
 #include "muster/io/fd.h"
 
 namespace muster {
@@ -21,7 +22,6 @@ namespace {
 
 constexpr int kMaxRank = 1 << 16;
 constexpr size_t kMaxLine = 4096;
-constexpr size_t kMinSecret = 16;  // bytes; 128 bits
 
 // Reads the first word of a file that only its owner can read. A shell's <(...) is a pipe without a name, so other
 // users cannot open it.
@@ -212,11 +212,7 @@ Result<Bytes> read_secret(const std::string& file, const std::string& variable) 
   }
   if (text.empty() && !file.empty())
     return bad_option(source + ": the file is empty; it takes the job's secret in hex");
-  auto secret = from_hex(text);
-  if (!secret) return bad_option(source + " takes the job's secret in hex, but the value is not hex");
-  if (secret->empty() || secret->size() >= kMinSecret) return secret;
-  return bad_option(fmt::format("{}: a secret of {} bytes can be guessed; it takes {} or more (openssl rand -hex 32)",
-                                source, secret->size(), kMinSecret));
+  return parse_secret(text, source);
 }
 
 }  // namespace muster
