@@ -338,7 +338,7 @@ PyObject* invoke(PyObject* self, PyObject* const* values, Py_ssize_t count, PyOb
 /// "name($self, ...)\n--\n\n...".
 template <Function kFunction>
 PyMethodDef method(const char* doc) {
-  static const std::string name(doc, std::strchr(doc, '('));
+  static const auto& name = *new std::string(doc, std::strchr(doc, '('));  // Python may read it until the process ends
   return {name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&invoke<kFunction>)),
           METH_FASTCALL | METH_KEYWORDS, doc};
 }

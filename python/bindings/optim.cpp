@@ -15,7 +15,7 @@ namespace {
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 using Parameters = std::vector<at::Tensor>;
-/// A function in Python. pybind11 takes the GIL where it is called, copied and destroyed.
+/// A function in Python. May be called, copied and destroyed without the GIL: pybind11 takes it.
 using PythonStep = std::function<void()>;
 
 /// The parameters of a Python optimizer. Python saves the optimizer's state.
@@ -65,14 +65,15 @@ auto bind_optimizer(py::module_& module, const char* name) {
 
 }  // namespace
 
+// The constructors have no call_guard: pybind11 would register the new object within it, but needs the GIL for that.
 void bind_optim(py::module_& module) {
   bind_optimizer<optim::LocalSGD>(module, "LocalSGD")
       .def(py::init([](const Backend& backend, Parameters parameters, int64_t sync_every, int64_t warmup, bool init) {
              const optim::LocalSGDOptions options{count("sync_every", sync_every), count("warmup", warmup), init};
+             const py::gil_scoped_release without_gil;
              return make<optim::LocalSGD>(backend, std::move(parameters), options);
            }),
-           py::arg("backend"), py::arg("parameters"), py::arg("sync_every"), py::arg("warmup"), py::arg("init_sync"),
-           NoGil());
+           py::arg("backend"), py::arg("parameters"), py::arg("sync_every"), py::arg("warmup"), py::arg("init_sync"));
   bind_optimizer<optim::DiLoCo>(module, "DiLoCo")
       .def(py::init([](const Backend& backend, Parameters parameters, std::function<PythonStep(Parameters)> make_outer,
                        const NativeHook& hook, int64_t sync_every, int64_t fragments, int64_t delay,
@@ -83,10 +84,11 @@ void bind_optim(py::module_& module) {
                                                 count("delay", delay),
                                                 merge_alpha,
                                                 init_sync};
+             const py::gil_scoped_release without_gil;
              return make<optim::DiLoCo>(backend, std::move(parameters), options, hook.create(muster_backend(backend)));
            }),
            py::arg("backend"), py::arg("parameters"), py::arg("make_outer"), py::arg("hook"), py::arg("sync_every"),
-           py::arg("fragments"), py::arg("delay"), py::arg("merge_alpha"), py::arg("init_sync"), NoGil())
+           py::arg("fragments"), py::arg("delay"), py::arg("merge_alpha"), py::arg("init_sync"))
       .def("finish", &optim::DiLoCo::finish, NoGil());
 }
 

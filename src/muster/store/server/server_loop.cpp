@@ -46,7 +46,7 @@ struct ServerLoop::Client {
   ListenerId listener;
   Address peer;                        // for the log
   std::unique_ptr<Protocol> protocol;  // null for a proxy
-  // Of a client that is a proxy. They outlive the proxy's connections.
+  // The next three fields are for a client that is a proxy. They outlive its connections.
   std::unique_ptr<ServerSession> session;  // null for other clients
   SessionId session_id{};
   TimePoint next_frame{};  // no frame before this time: see ServerSession::min_interval()
@@ -119,6 +119,7 @@ void ServerLoop::deliver(Replies replies) {
 
 void ServerLoop::close_clients_of(ListenerId listener) {
   loop_->post([this, listener] {
+    take_inbox();  // may hold a connection of this listener
     std::vector<Client*> theirs;
     for (const auto& [id, client] : clients_) {
       if (client->listener == listener) theirs.push_back(client.get());
