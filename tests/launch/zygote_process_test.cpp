@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "muster/launch/command.h"
 #include "muster/launch/workers/zygote.h"
@@ -20,6 +22,14 @@ using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
 constexpr Duration kProcessTimeout = std::chrono::seconds(60);
+
+pid_t parent_of(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");  // "pid (name) state parent ..."
+  char state = 0;
+  pid_t parent = 0;
+  stat.ignore(std::numeric_limits<std::streamsize>::max(), ')') >> state >> parent;
+  return parent;
+}
 
 class ZygoteProcess : public ::testing::Test {
  protected:
@@ -111,9 +121,14 @@ TEST_F(ZygoteProcess, IsReplacedAfterItWasKilled) {
   await([&] { return empties_ > 0; });
   EXPECT_THAT(ended_, ElementsAre(Pair(pids_[0], SIGKILL)));
   ended_.clear();
-  start(1, "0");
-  await([&] { return !ended_.empty(); });
-  EXPECT_THAT(ended_, ElementsAre(Pair(pids_[1], 0)));
+  empties_ = 0;
+  start(1, "sleep");
+  await([&] { return pids_.contains(1); });
+  EXPECT_GT(parent_of(pids_[1]), 1);
+  EXPECT_NE(parent_of(pids_[1]), ::getpid()) << "the worker was spawned, not forked from a new zygote";
+  zygote_->kill();
+  await([&] { return empties_ > 0; });
+  EXPECT_THAT(ended_, ElementsAre(Pair(pids_[1], SIGKILL)));
 }
 
 TEST_F(ZygoteProcess, SpawnsWorkersWithoutTorch) {

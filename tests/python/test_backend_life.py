@@ -122,6 +122,14 @@ def make_subgroups(rank: int) -> None:
 
 def timeouts(rank: int) -> None:
     group = dist.new_group()
+    before = muster.group(group).timeout
+    for refused in (timedelta(0), timedelta(seconds=-1)):
+        with pytest.raises(ValueError, match="the timeout must be > 0"):
+            c10d._set_pg_timeout(refused, group)
+    assert muster.group(group).timeout == before
+    data = torch.ones(1)
+    dist.all_reduce(data, group=group)
+    assert data.item() == 3
     c10d._set_pg_timeout(timedelta(seconds=1), group)
     assert muster.group(group).timeout == 1
     if rank == 0:

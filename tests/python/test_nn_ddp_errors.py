@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from muster._group import backend_of
 from muster.nn import DistributedDataParallel
 from ranks import RankPool, run_ranks
 from torch import Tensor, nn
@@ -175,92 +177,37 @@ def register_wrong_hooks(rank: int) -> None:
             model(torch.ones(1, 2)).sum().backward()
 
 
-def failing_at_one_rank(rank: int) -> None:
-    """Each parameter has its own bucket, so all steps make the same collectives, and shapes do not tell steps apart."""
-    group = dist.new_group()
-    model = DistributedDataParallel(
-        nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), process_group=group, bucket_cap_mb=0
-    )
-    failing = False
-
-    def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
-        if failing:
-            raise OverflowError("no more")
-        work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-        return work.get_future().then(lambda future: future.value()[0] / 2)
-
-    def step() -> None:
-        model.zero_grad()
-        model(torch.full((1, 4), rank + 1.0)).sum().backward()
-
-    model.register_comm_hook(None, average)
-    step()
-    if rank == 1:
-        failing = True
-        with pytest.raises(OverflowError, match="no more"):
-            step()
-        failing = False
-    for _ in range(2):
-        with pytest.raises(muster.MismatchError):
-            step()
-    dist.destroy_process_group(group)
+def keep_gradients(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
-def test_a_hook_that_fails_at_one_rank_fails_the_step_at_all(ranks: RankPool) -> None:
-    ranks.run(failing_at_one_rank)
+def register_again(model: Any) -> None:
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        model.register_comm_hook(None, keep_gradients)
 
 
-def failing_at_all_ranks(rank: int) -> None:
-    torch.manual_seed(1)
-    module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
-    expected = copy.deepcopy(module)
-    sum(expected(torch.full((1, 4), each + 1.0)).sum() / 2 for each in range(2)).backward()
-    model = DistributedDataParallel(module, bucket_cap_mb=0)
-    failing: list[str] = []
-
-    def average(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
-        if failing == ["call"] and bucket.index() == 2:
-            raise OverflowError("no more")
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
-
-        def halve(future):  # type: ignore[no-untyped-def]
-            if failing == ["callback"] and bucket.index() == 2:
-                raise OverflowError("no more")
-            return future.value()[0] / 2
-
-        return work.get_future().then(halve)
-
-    model.register_comm_hook(None, average)
-    for way in ("call", "callback"):
-        failing.append(way)
-        model.zero_grad()
-        with pytest.raises((OverflowError, RuntimeError), match="no more"):
-            model(torch.full((1, 4), rank + 7.0)).sum().backward()
-        failing.clear()
-        for _ in range(2):
-            model.zero_grad()
-            model(torch.full((1, 4), rank + 1.0)).sum().backward()
-            for ours, theirs in zip(module.parameters(), expected.parameters(), strict=True):
-                torch.testing.assert_close(ours.grad, theirs.grad)
+# Each function returns a call that takes the reducer's lock.
+REDUCER_CALLS: dict[str, Callable[[Any], Callable[[], object]]] = {
+    "register_comm_hook": lambda model: functools.partial(register_again, model),
+    "_set_backend": lambda model: functools.partial(model.reducer._set_backend, backend_of(None)),
+    "_set_reduction_dtype": lambda model: functools.partial(model.reducer._set_reduction_dtype, torch.float32),
+}
 
 
-def test_step_after_a_failed_hook_is_correct(ranks: RankPool) -> None:
-    ranks.run(failing_at_all_ranks)
-
-
-def registering_during_backward(rank: int) -> None:
+def calling_during_backward(rank: int, name: str) -> None:
     """Backward, on another thread, holds the reducer's lock while the hook runs, which needs the GIL."""
-    model = DistributedDataParallel(nn.Linear(2, 1, bias=False))
+    model = DistributedDataParallel(nn.Linear(2, 1, bias=False), process_group=dist.new_group())
     within, go_on = threading.Event(), threading.Event()
 
     def hook(state, bucket):  # type: ignore[no-untyped-def] # torch would look at annotations
         within.set()
         assert go_on.wait(60)
-        future: torch.futures.Future[Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
+        return keep_gradients(state, bucket)  # type: ignore[no-untyped-call]
 
     model.register_comm_hook(None, hook)
+    call = REDUCER_CALLS[name](model)  # not later: backend_of() may release the GIL, and the hook would end
     backward = threading.Thread(target=lambda: model(torch.ones(1, 2)).sum().backward(), daemon=True)
     interval = sys.getswitchinterval()
     backward.start()
@@ -268,29 +215,16 @@ def registering_during_backward(rank: int) -> None:
     try:
         sys.setswitchinterval(60)  # this thread keeps the GIL until it blocks
         go_on.set()
-        with pytest.raises(RuntimeError, match="can only be called once"):
-            model.register_comm_hook(None, hook)
+        call()  # a call that kept the GIL would never return
     finally:
         sys.setswitchinterval(interval)
     backward.join(60)
     assert not backward.is_alive()
 
 
-def test_another_thread_may_call_the_reducer_while_a_hook_runs(ranks: RankPool) -> None:
-    ranks.run(registering_during_backward)
-
-
-def hook_without_result(rank: int) -> None:
-    hasty = dist.new_group()
-    model = DistributedDataParallel(nn.Linear(2, 1), process_group=hasty)
-    model.register_comm_hook(None, lambda state, bucket: torch.futures.Future())
-    c10d._set_pg_timeout(timedelta(seconds=0.2), hasty)
-    with pytest.raises(muster.Error, match=r"future of bucket 0 is not complete after 0\.2 s"):
-        model(torch.ones(1, 2)).sum().backward()
-
-
-def test_an_incomplete_hook_future_times_out(ranks: RankPool) -> None:
-    ranks.run(hook_without_result)
+@pytest.mark.parametrize("name", REDUCER_CALLS)
+def test_another_thread_may_call_the_reducer_while_a_hook_runs(ranks: RankPool, name: str) -> None:
+    ranks.run(calling_during_backward, name)
 
 
 @pytest.mark.parametrize("case", [of_another_backend, on_another_device, wrap_twice, register_wrong_hooks])

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, Job, Launch, is_gone, wait_until
+from launching import TIMEOUT, Job, Launch, free_port, is_gone, wait_until
 
 pytest.importorskip("torch")
 
@@ -290,6 +291,23 @@ def test_a_lost_zygote_is_replaced(
     job.send(signal.SIGTERM)
     assert job.finish() == 143
     assert job.left_behind() == []
+
+
+def test_a_lost_zygote_of_one_node_is_replaced(launch: Launch, script: Callable[[str], Path]) -> None:
+    words = ["--no-warm", "--nproc-per-node=2", "--max-restarts=1"]
+    words += ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    path, env = script("print('child of', os.getppid())\nsignal.pause()"), {"MUSTER_SECRET": secrets.token_hex(32)}
+    nodes = [launch(*words, f"--node-rank={rank}", path, env=env) for rank in range(2)]
+    parents = [{int(found[1]) for found in node.expect(r"\] child of (\d+)", 2)} for node in nodes]
+    (lost,) = parents[1]
+    os.kill(lost, signal.SIGKILL)
+    (replacement,) = {int(found[1]) for found in nodes[1].expect(r"\] child of (\d+)", 4)[2:]}
+    assert replacement not in (lost, nodes[1].agent())
+    assert {int(found[1]) for found in nodes[0].expect(r"\] child of (\d+)", 4)} == parents[0]
+    nodes[0].send(signal.SIGTERM)
+    assert [node.finish() for node in nodes] == [143, 143]
+    for node in nodes:
+        assert node.left_behind() == []
 
 
 def test_an_unsafe_preload_is_refused(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:

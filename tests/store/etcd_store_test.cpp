@@ -1,5 +1,12 @@
+#include <sys/socket.h>
+
+#include <array>
+#include <functional>
+#include <latch>
+
 #include "contract/external_store_contract.h"
 #include "io/certificates.h"
+#include "muster/store/etcd/etcd_space.h"
 
 namespace muster {
 namespace {
@@ -126,6 +133,41 @@ TEST(EtcdStore, ReportsUntrustedCertificates) {
   expect_error(open_store("etcds://" + etcd.server.host() + "?ca=/no/such/file", {}, soon()),
                ErrorCode::kInvalidArgument, "/no/such/file");
   expect_error(open_store(etcd.server.url(), {}, soon()), ErrorCode::kUnavailable, etcd.server.host());
+}
+
+// Reads one HTTP request, whose body is a JSON object, and answers it.
+void answer_post(int client, const std::string& body, const std::function<void()>& before_the_answer) {
+  std::string request;
+  while (!request.ends_with('}')) {
+    std::array<char, 4096> bytes;
+    const ssize_t count = ::recv(client, bytes.data(), bytes.size(), 0);
+    if (count <= 0) return;
+    request.append(bytes.data(), static_cast<size_t>(count));
+  }
+  before_the_answer();
+  const std::string answer = "HTTP/1.1 200 OK\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+  (void)::send(client, answer.data(), answer.size(), MSG_NOSIGNAL);
+}
+
+// One caller asks for the lease of all callers, and etcd does not answer. The deadline of another caller still holds.
+TEST(EtcdSpace, KeepsTheDeadlineOfACallerThatWaitsForAnother) {
+  if (!Http::create()) GTEST_SKIP() << "libcurl is not installed";
+  std::latch asked(1), answer(1);
+  const FakeServer server([&](int client) {
+    answer_post(client, "{}", [] {});  // to EtcdClient::connect()
+    answer_post(client, R"({"ID": "7"})", [&] {
+      asked.count_down();
+      answer.wait();
+    });
+  });
+  EtcdTarget target;
+  target.hosts.push_back({"127.0.0.1", server.port()});
+  EtcdSpace space(EtcdClient::connect(target, soon()).value(), "/test");
+  std::thread first([&] { EXPECT_EQ(space.lease(Deadline::after(20s)), 7); });
+  asked.wait();
+  expect_error(space.lease(Deadline::after(100ms)), ErrorCode::kTimeout, "lease");
+  answer.count_down();
+  first.join();
 }
 
 TEST(EtcdStore, ReportsRequestsThatAreTooLarge) {

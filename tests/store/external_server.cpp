@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -86,6 +87,23 @@ void ServerProcess::stop() {
 void ServerProcess::restart() {
   kill();
   pid_ = spawn(words_, folder_);
+}
+
+FakeServer::FakeServer(std::function<void(int client)> serve)
+    : listener_(std::move(*listen_on(*Address::parse("127.0.0.1:0")))), port_(local_address(listener_.get())->port()) {
+  ::fcntl(listener_.get(), F_SETFL, 0);  // so that accept() waits
+  thread_ = std::thread([this, serve = std::move(serve)] {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    const Fd client(::accept(listener_.get(), nullptr, nullptr));
+    if (client) serve(client.get());
+  });
+}
+
+FakeServer::~FakeServer() {
+  ::shutdown(listener_.get(), SHUT_RDWR);  // ends accept() if no client has come
+  thread_.join();
 }
 
 uint16_t free_port() {

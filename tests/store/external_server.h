@@ -2,10 +2,13 @@
 
 #include <signal.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "muster/io/fd.h"
 #include "muster/store/store.h"
 
 namespace muster {
@@ -32,6 +35,22 @@ class ServerProcess {
   std::string folder_;
   std::vector<std::string> words_;
   pid_t pid_ = -1;
+};
+
+/// A server that a test plays itself, in a thread that takes no signals. It serves one client.
+class FakeServer {
+ public:
+  /// Calls `serve` with the connection, whose calls wait. It must return when the client closes the connection.
+  explicit FakeServer(std::function<void(int client)> serve);
+  ~FakeServer();
+  FakeServer(const FakeServer&) = delete;
+  FakeServer& operator=(const FakeServer&) = delete;
+  uint16_t port() const { return port_; }
+
+ private:
+  Fd listener_;
+  uint16_t port_;
+  std::thread thread_;
 };
 
 /// A port that was free a moment ago, for servers that do not accept port 0.

@@ -1,3 +1,10 @@
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <array>
+#include <atomic>
+#include <thread>
+
 #include "contract/external_store_contract.h"
 
 namespace muster {
@@ -102,6 +109,42 @@ TEST(RedisStore, ReportsAFullServer) {
     return {};
   };
   expect_error(full(), ErrorCode::kResourceExhausted, "maxmemory");
+}
+
+// While it exists, a signal every 5 ms interrupts the system calls of this thread.
+class Interruptions {
+ public:
+  Interruptions() {
+    struct sigaction action {};  // without SA_RESTART
+    action.sa_handler = [](int) { ++count; };
+    ::sigaction(SIGALRM, &action, &before_);
+    const itimerval often{{0, 5000}, {0, 5000}};
+    ::setitimer(ITIMER_REAL, &often, nullptr);
+  }
+  ~Interruptions() {
+    const itimerval never{};
+    ::setitimer(ITIMER_REAL, &never, nullptr);
+    ::sigaction(SIGALRM, &before_, nullptr);
+  }
+  Interruptions(const Interruptions&) = delete;
+  Interruptions& operator=(const Interruptions&) = delete;
+  static inline std::atomic<int> count = 0;
+
+ private:
+  struct sigaction before_ {};
+};
+
+TEST(RedisStore, WaitsForAReplyDespiteSignals) {
+  const Interruptions interruptions;
+  const FakeServer server([](int client) {
+    std::array<char, 4096> command;
+    while (::recv(client, command.data(), command.size(), 0) > 0) {
+      const int enough = Interruptions::count + 20;
+      while (Interruptions::count < enough) std::this_thread::yield();
+      (void)::send(client, "+OK\r\n", 5, MSG_NOSIGNAL);
+    }
+  });
+  EXPECT_OK(open_store("redis://127.0.0.1:" + std::to_string(server.port()), {}, soon()));
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ TEST(StoreServer, RefusesAWrongSecretAndLogsThePeer) {
   testing::internal::CaptureStderr();
   {
     const TestServer server;
-    expect_error(open_store(server.tcp_url(), as_bytes("not the secret"), soon()), ErrorCode::kAuthentication);
+    expect_error(open_store(server.tcp_url(), as_bytes("another job's secret"), soon()), ErrorCode::kAuthentication);
     expect_error(open_store(server.unix_url(), {}, soon()), ErrorCode::kAuthentication);
     EXPECT_TRUE(works(server));
   }  // the server may write the log line after its answer
@@ -300,6 +300,11 @@ TEST(OpenStore, ListsTheKnownSchemes) {
   expect_error(open_store("tcp://localhost", {}, soon()), ErrorCode::kInvalidArgument, "port");
 }
 
+TEST(OpenStore, RefusesAWeakSecret) {
+  expect_error(open_store("memory:", Bytes(15), soon()), ErrorCode::kInvalidArgument, "15 bytes can be guessed");
+  EXPECT_OK(open_store("memory:", Bytes(16), soon()));
+}
+
 TEST(OpenStore, ReadsTheEnvironment) {
   unsetenv("MUSTER_STORE");
   expect_error(store_from_environment(soon()), ErrorCode::kNotFound, "MUSTER_STORE");
@@ -307,6 +312,8 @@ TEST(OpenStore, ReadsTheEnvironment) {
   setenv("MUSTER_STORE", server.tcp_url().c_str(), 1);
   setenv("MUSTER_SECRET", "xyz", 1);
   expect_error(store_from_environment(soon()), ErrorCode::kInvalidArgument, "MUSTER_SECRET");
+  setenv("MUSTER_SECRET", "abcd", 1);
+  expect_error(store_from_environment(soon()), ErrorCode::kInvalidArgument, "MUSTER_SECRET: a secret of 2 bytes");
   setenv("MUSTER_SECRET", to_hex(test_secret()).c_str(), 1);
   EXPECT_OK((*store_from_environment(soon()))->set("k", {}, soon()));
   unsetenv("MUSTER_STORE");
