@@ -12,7 +12,7 @@ namespace muster::python {
 /// Casts the backend; throws c10::ValueError if it is not muster's.
 c10::intrusive_ptr<ProcessGroupMuster> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend);
 
-/// Casts the backend; raises a TypeError if it is not muster's. `user`: the Python class that needs it.
+/// The same, but raises a TypeError that names `user`, the Python class that needs the backend.
 c10::intrusive_ptr<ProcessGroupMuster> muster_backend(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                       const char* user);
 

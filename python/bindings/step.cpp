@@ -12,7 +12,7 @@ double seconds(TimePoint end, TimePoint begin) {
   return begin.ns == 0 ? 0 : std::chrono::duration<double>(end - begin).count();
 }
 
-/// Returns the fields of muster._step.Bucket. `backward`: its first gradient.
+/// Returns the fields of muster._step.Bucket. `backward`: the time of the step's first gradient.
 py::dict describe(const StepReport::Bucket& bucket, TimePoint backward) {
   return py::dict(py::arg("parameters") = bucket.parameters, py::arg("bytes") = bucket.bytes,
                   py::arg("last") = bucket.last, py::arg("first") = seconds(bucket.times.first_ready, backward),

@@ -106,7 +106,7 @@ def gather_bytes(own: bytes, group: dist.ProcessGroup) -> list[bytes]:
 
 
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Returns the tensors of all ranks, stacked in rank order. Works for any backend. The tensor has a dimension.
+    """Returns the tensors of all ranks, stacked in rank order. For any backend; `tensor` has at least one dimension.
 
     torch.distributed 2.13 renames its function for this and warns about the old name.
     """

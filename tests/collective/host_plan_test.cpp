@@ -98,14 +98,14 @@ TEST(HostPlan, NamesTheFormAndItsMoves) {
   const auto plan = [](size_t bytes, int ranks, int cores, bool direct = false) {
     return plan_on_host({.bytes = bytes, .ranks = ranks, .cores = cores, .direct = direct});
   };
-  EXPECT_EQ(plan(kStepPayload, 2, 2).form, "payload in the line");
+  EXPECT_EQ(plan(kStepPayload, 2, 2).form, "inline payload");
   EXPECT_EQ(plan(kStepPayload + 4, 2, 2).form, "one shot");
   EXPECT_EQ(plan(kHostOneShotOfTwo, 2, 2).form, "one shot");
   EXPECT_EQ(plan(kHostOneShotOfTwo + 4, 2, 2).form, "two shots");
   EXPECT_EQ(plan(kHostOneShot, 4, 4).form, "one shot");
   EXPECT_EQ(plan(kHostOneShot + 4, 4, 4).form, "two shots");
   EXPECT_EQ(plan(8, 64, 4).form, "through the leader");
-  EXPECT_EQ(plan(8, 64, 64).form, "payload in the line");
+  EXPECT_EQ(plan(8, 64, 64).form, "inline payload");
   const HostPlan large = plan(1 << 20, 4, 4);
   EXPECT_EQ(large.chunk, kHostChunk);
   EXPECT_EQ(large.waits, 9);

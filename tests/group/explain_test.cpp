@@ -27,7 +27,7 @@ TEST(Explain, ShowsTheFormForRanksOfOneHost) {
                            HasSubstr("256 KiB, of all tensors")));
   EXPECT_THAT(*text, Not(HasSubstr("recursive_doubling")));
   EXPECT_THAT(*explain({.bytes = 8, .ranks = 4}, {}),
-              AllOf(HasSubstr("  payload in the line: "), HasSubstr("1 wait,"), Not(HasSubstr("direct"))));
+              AllOf(HasSubstr("  inline payload: "), HasSubstr("1 wait,"), Not(HasSubstr("direct"))));
   EXPECT_THAT(*explain({.collective = Collective::kBarrier, .ranks = 4}, {}),
               AllOf(HasSubstr("barrier on 4 ranks"), HasSubstr("1 wait\n")));
 }
@@ -61,7 +61,7 @@ TEST(Explain, PrintsTheSourceOfTheChoice) {
   EXPECT_THAT(*explain({.bytes = 8, .ranks = 8, .nodes = 4}, tuning),
               AllOf(HasSubstr("between nodes, all_reduce, ring by each"), HasSubstr("MUSTER_ALGO asks for it")));
   EXPECT_THAT(*explain({.bytes = 8, .ranks = 4}, tuning),
-              AllOf(HasSubstr("payload in the line"), HasSubstr("MUSTER_ALGO asks for ring, an algorithm of links")));
+              AllOf(HasSubstr("inline payload"), HasSubstr("MUSTER_ALGO asks for ring, an algorithm of links")));
   EXPECT_THAT(*explain({.bytes = 8, .ranks = 4}, {}), Not(HasSubstr("MUSTER_ALGO asks")));
 }
 

@@ -17,7 +17,7 @@ namespace muster {
 //   shm link             50 us, as a loop's poller    as its loop does            until the peer sends a doorbell
 //   P2P engine           64 polls                     after every further poll    when its loop has no pollers
 //
-// Ranks that share cores hand them to each other by yields, and spins would only delay that. So the host communicator
+// Ranks that share a core give it to each other with a yield. A spin would only delay that. So the host communicator
 // spins only a little unless there is a core for each rank, and both it and the shm link migrate away from a core that
 // the awaited rank uses (shm/cpu_migrator.h).
 
@@ -26,9 +26,9 @@ inline constexpr int kMaxSpins = 3000;
 inline constexpr int kMinSpins = 32;
 /// Yields between a spin and a park: the awaited thread may only need the core, and a yield costs less than a park.
 inline constexpr int kYieldsBeforePark = 4;
-/// No rank keeps its core for longer between two waits, unless it computes.
+/// A yield that takes longer than this means that the core went to a thread that computes.
 inline constexpr Duration kMaxTurn = 1ms;
-/// A parked rank drives its links this often. It is the longest time until it notices the death of a peer.
+/// A parked rank drives its links, and so notices the death of a peer, this often; less often above 16 ranks.
 inline constexpr Duration kParkSlice = 2ms;
 /// The longest sleep while a wake may be missed (HostComm::publish_word()).
 inline constexpr Duration kFirstParkSlice = 200us;

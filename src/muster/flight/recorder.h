@@ -40,8 +40,8 @@ struct RecorderSites;
 /// A flight recorder: the last operations of a group, with their times, results and call sites. A group has one for its
 /// collectives, one for its messages and one for the spans of a training; readers join them. Other processes can read
 /// its memory without the help of this one (recorder_reader.h), also while this process hangs or is stopped. The memory
-/// is freed when the process ends. An operation costs some 20 ns. Thread-safe, but the calls for one operation must be
-/// in order.
+/// is freed when the process ends. An operation costs tens of nanoseconds. Thread-safe, but the calls for one operation
+/// must be in order.
 class Recorder {
  public:
   /// Identifies an operation for started() and ended().

@@ -150,7 +150,7 @@ class Group {
   /// Returns kTimeout if the deadline passes first. An operation that fails counts as ended.
   virtual Result<> wait_for_pending(const Deadline& deadline) = 0;
   /// Replaces the completion hook; null removes it. The hook is called for operations that are submitted later, in the
-  /// order of their submission.
+  /// order in which they end.
   virtual void on_completion(CompletionHook hook) = 0;
   /// The timeout of each later operation that has none of its own. kInvalidArgument unless it is greater than zero.
   virtual Result<> set_timeout(Duration timeout) = 0;

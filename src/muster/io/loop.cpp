@@ -52,7 +52,7 @@ int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) 
 
 }  // namespace
 
-/// The fields belong to the five sources of events: descriptors, timers, pollers, tasks and wake-ups.
+/// It has many fields because one turn serves five sources of events: descriptors, timers, pollers, tasks, wake-ups.
 struct Loop::Impl {
   /// The loop that this thread is driving. A task that this thread posts to it needs no wake-up.
   static thread_local Impl* turning;

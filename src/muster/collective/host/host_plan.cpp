@@ -95,7 +95,7 @@ class Planner {
   }
   const char* location() const { return in_line_ ? "the line that announces its step" : "its slot"; }
   const char* locations() const { return in_line_ ? "lines" : "slots"; }
-  const char* form(const char* otherwise) const { return in_line_ ? "payload in the line" : otherwise; }
+  const char* form(const char* otherwise) const { return in_line_ ? "inline payload" : otherwise; }
   double chunk() const { return static_cast<double>(plan_.chunk); }
   void of_blocks(double copied, double combined) {
     plan_.copied = copied * bytes_;

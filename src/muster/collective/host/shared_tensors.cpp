@@ -2,9 +2,9 @@
 // its input. Then each rank reads from, or writes to, the other ranks' tensors. A last step tells that all ranks have
 // finished. Whether ranks try this depends on the call alone, so all ranks decide alike.
 //
-// A rank that was stopped may continue after the others have failed and use their tensors for something else. So it
-// checks for failures before each piece that it writes to them, and before it trusts what it has read. It may still
-// write one piece.
+// A rank that was stopped may continue after the others have failed. They may then use their tensors for something
+// else. So it checks for failures before each piece that it writes to them, and before it trusts what it has read. It
+// may still write one piece.
 #include <cstring>
 #include <type_traits>
 

@@ -136,7 +136,7 @@ Result<> CollectiveEngine::begin_schedule(const Operation& operation, const std:
 }
 
 Result<> CollectiveEngine::finish_schedule(const Deadline& deadline) {
-  // Any failure ends the wait, also the failure of a rank that this schedule has no link with. Otherwise a rank that
+  // Any failure ends the wait, also that of a rank without a link in this schedule. Otherwise a rank that
   // waits for the failed rank through other ranks might wait until its deadline.
   const auto finished = [&] { return schedule_runner_.outcome().has_value() || detector_.interrupted(); };
   for (;;) {

@@ -15,6 +15,8 @@ namespace muster {
 /// Runs one collective at a time over a mesh: through the host communicator if all ranks share memory, through host
 /// communicators and links if several hosts have several ranks, else by a schedule over links. Used by the thread that
 /// holds the group's execution lock. Other threads may call only the functions marked thread-safe.
+///
+/// Of its private functions, five form the engine, and the others are the three ways to run a call and what they share.
 class CollectiveEngine {
  public:
   /// All ranks must call this. If one rank cannot get its part of the shared memory, all ranks use links instead, and

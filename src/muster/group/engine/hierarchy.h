@@ -20,7 +20,7 @@ namespace muster {
 /// all_gather in the host communicator; the other collectives work alike. Large tensors are cut into chunks: one is
 /// exchanged between hosts while the next is reduced.
 ///
-/// The private functions are one for each collective, and the shards, chunks and queue that they share.
+/// It has one private function for each collective, and helpers for the shards, chunks and queue that they share.
 class Hierarchy {
  public:
   struct Levels {

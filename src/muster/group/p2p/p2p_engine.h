@@ -23,9 +23,12 @@ inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 ///
 /// Thread-safe. A call does as much as possible in its own thread. The driver (p2p_driver.h) does the rest.
 ///
-/// If a receive gets no message before its deadline, or does not fit its message, only this operation fails (and the
-/// send of a long message that does not fit). Any other failure (a lost peer, a message that is stuck half-way) ends
-/// all operations and is reported to the peers.
+/// If a receive times out or has the wrong length, only that receive fails; with the wrong length also the send of a
+/// long message. Any other failure (a lost peer, a message that is stuck half-way) ends all operations and is reported
+/// to the peers.
+///
+/// It has many fields and private functions, one for each kind of event: an event of one peer may end operations of any
+/// other peer, so they share all state.
 class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P2pEngine>, private P2pDriver::Client {
  public:
   /// Called once, without a lock held, after `why` has ended all operations.

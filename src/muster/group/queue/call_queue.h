@@ -17,6 +17,8 @@ namespace muster {
 /// Runs a group's operations one at a time, in the order of their sequence numbers. A synchronous call on an idle group
 /// runs in the caller's thread, because a hand-over to another thread costs more than a small message. Every other call
 /// is queued for a progress thread. Thread-safe.
+///
+/// It keeps inline calls, progress threads and hooks in one order, so one mutex guards the fields of all three.
 class CallQueue {
  public:
   /// The component that runs the operations.

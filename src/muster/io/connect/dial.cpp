@@ -83,8 +83,8 @@ class Dialer final : public Dial {
     next_ = loop_.after(pause, [this] { attempt(); });
   }
 
-  /// True if another attempt may succeed. A full queue or descriptor table empties with time, so that attempt is always
-  /// repeated. With `retry`, the server may also not have started yet.
+  /// True if another attempt may succeed. A full queue or descriptor table empties with time, so such an attempt is
+  /// always repeated. With `retry`, the server may also not have started yet.
   bool may_pass(ErrorCode code) const {
     if (code == ErrorCode::kResourceExhausted) return true;
     return options_.retry &&

@@ -23,7 +23,7 @@ std::string network_of(const Address& peer);
 /// - a connection that has sent nothing may be evicted after kSilentGrace, because a muster peer sends its greeting
 ///   at once. A connection that has begun its handshake has kStepGrace for each of a few steps.
 ///
-/// So a flood delays peers by kSilentGrace for each `room` connections, even if it comes from the peers' own network.
+/// So a flood of k times `room` connections delays a peer by k times kSilentGrace, even from the peer's own network.
 /// Uses no socket and no clock. Not thread-safe.
 class HandshakeQueue {
  public:

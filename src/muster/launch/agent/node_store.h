@@ -13,7 +13,8 @@ namespace muster {
 
 /// The job's store as this node reaches it. The root's server holds the data; the servers of other nodes are proxies.
 /// The node's own workers connect to a Unix socket or, with PyTorch's protocol, to a port of the loopback interface.
-/// Only the root's authenticated listener is open on the network, and only if there are several nodes.
+/// Only the root's authenticated listener is open on the network, and only if there are several nodes. A record of what
+/// opening the store has found out.
 struct NodeStore {
   /// The store of --rdzv-endpoint, where nodes find the root. Null if node 0 is the root.
   std::unique_ptr<Store> external_store;

@@ -20,8 +20,6 @@ namespace muster {
 /// Starts this node's workers, copies their output, waits for them and ends them. When all are gone it can start the
 /// next generation. Everything runs on the thread that drives the loop. The process must have called adopt_orphans(),
 /// and must have no other children than the workers and the zygote.
-///
-/// It has 16 private functions, because each phase of a generation's end has its own function.
 class Supervisor {
  public:
   struct Options {

@@ -45,7 +45,7 @@ constexpr OptionRow kTable[] = {
     {kRendezvous, "--enable-tiered-parallel-tcpstore", nullptr,
      "connect workers to the store through a proxy on their node", nullptr, &Raw::tiered},
     {kRendezvous, "--store-fanout", "N|auto",
-     "proxies per middle proxy; 0: no middle tier; auto: sqrt(nnodes) above 100 nodes, else 0", &Raw::store_fanout},
+     "proxies per middle proxy; 0: no middle proxies; auto: sqrt(nnodes) above 100 nodes, else 0", &Raw::store_fanout},
 
     {kStarting, "-m,--module", nullptr, "run a Python module, as python -m does", nullptr, &Raw::module},
     {kStarting, "--no-python", nullptr, "run a program that is not a Python script", nullptr, &Raw::no_python},

@@ -89,7 +89,7 @@ struct RunOptions {
   std::string run_id;            ///< --rdzv-id
   Bytes secret;                  ///< the job's, from MUSTER_SECRET or --secret-file; empty: none given
   bool tiered = false;           ///< --enable-tiered-parallel-tcpstore
-  int store_fanout = 0;          ///< proxies per middle proxy; 0: no middle tier
+  int store_fanout = 0;          ///< proxies per middle proxy; 0: no middle proxies
   Duration timeout{};            ///< until nnodes_min nodes have joined; also --rdzv-conf join_timeout
   Duration last_call_timeout{};  ///< --rdzv-conf: time for more than nnodes_min nodes to join
   Duration heartbeat_timeout{};  ///< --rdzv-conf: a node without heartbeats for longer is lost

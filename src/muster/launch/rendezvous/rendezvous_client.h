@@ -15,6 +15,7 @@ namespace muster {
 
 /// A node's client of the job's root. One thread sends events. Another one sends heartbeats, because a slow write must
 /// not delay them. A third one waits for the root's events. An object serves one root; the next root gets a new object.
+/// The fields are three threads, the queue between them and the callers, and what all of them read.
 class RendezvousClient {
  public:
   struct Options {

@@ -23,7 +23,7 @@ class Protocol {
   virtual bool midway() const { return false; }
 };
 
-/// See the head of protocol_muster.cpp for the grammar.
+/// messages.cpp has the grammar.
 std::unique_ptr<Protocol> muster_protocol();
 /// PyTorch's TCPStore protocol, as of torch 2.11 to 2.13. See the head of protocol_torch.cpp. Its clients see only keys
 /// that begin with `prefix`, and see them without the prefix.

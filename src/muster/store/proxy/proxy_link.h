@@ -17,7 +17,7 @@ namespace muster {
 /// On a new link, after a handshake with proxy_hello(session()), send begin(). Then pass all input to receive(). After
 /// every turn with input, and at next_wake(), call write() and deliver take_replies().
 ///
-/// Half of its fields are times: write() and next_wake() must give the same answer at any time, without timers.
+/// Many of its fields are times: write() and next_wake() must give the same answer at any time, without timers.
 class ProxyLink {
  public:
   struct Options {

@@ -62,16 +62,16 @@ Result<> validate(const Request& request);
 /// For messages: "get(\"a\")", "wait(\"a\", \"b\" and 3 more)".
 std::string describe(const Request& request);
 
-// Errors that all stores report with the same text. `where` is the place of the store.
+// Errors that all stores report with the same text. `where` names the store.
 Error timed_out(const Request& request, const std::string& where);
-/// What a call returns: the reply, or the error in its status. timed_out() if there is no reply, or if it is kAborted,
-/// because a call cancels its request only at its deadline.
+/// Returns the reply, or the error in its status. Returns timed_out() if there is no reply, or if that error is
+/// kAborted: a call cancels its request only at its deadline.
 Result<Reply> outcome(std::optional<Reply> reply, const Request& request, const std::string& where);
 tl::unexpected<Error> cancelled();  ///< kAborted
 tl::unexpected<Error> barrier_mismatch(const Key& key, int64_t count, int64_t waiting, int64_t their_count);
 tl::unexpected<Error> not_a_number(const Key& key);
 tl::unexpected<Error> add_overflow(const Key& key, int64_t amount);
-/// The value of a counter, decimal text, plus `amount`. An empty value counts as 0. The two errors above.
+/// Adds to a counter, which is decimal text. An empty value counts as 0. Fails with one of the two errors above.
 Result<int64_t> add_to_counter(const Key& key, ByteView value, int64_t amount);
 
 /// True if the operation looks at every key of the store: list_keys, and num_keys with a prefix.

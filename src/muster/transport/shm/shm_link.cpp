@@ -25,7 +25,7 @@ namespace {
 
 constexpr Duration kDescriptorTimeout = std::chrono::milliseconds(100);
 
-/// Seven of its private functions implement LinkBase.
+/// Of its 18 private functions, seven implement LinkBase; the others are the steps of setting up, pumping and waiting.
 class ShmLink final : public LinkBase {
  public:
   ShmLink(Loop& loop, NegotiatedLink negotiated)

@@ -127,9 +127,9 @@ void SocketLink::on_event(uint32_t events) {
   run_completions();
 }
 
-/// Watches only for events that lead to progress, or a level-triggered loop would spin. Without a receive for the next
-/// payload, EPOLLIN is off. EPOLLHUP cannot be switched off, so after the peer has closed the descriptor is not watched
-/// at all, and the next receive reads the remaining bytes.
+/// Watches only for events that lead to progress; a level-triggered loop would spin on others. Without a receive for
+/// the next payload, EPOLLIN is off. EPOLLHUP cannot be switched off, so after the peer has closed, the descriptor is
+/// not watched at all, and the next receive reads the remaining bytes.
 void SocketLink::update_watch() {
   const bool reading = receiving() || payload_left_ == 0 || may_scan_ahead();
   uint32_t events = peer_closed_ ? 0 : uint32_t{EPOLLRDHUP};
