@@ -110,16 +110,16 @@ TEST_F(Threads, LoseNoCancellation) {
 }
 
 TEST_F(Threads, ForgetManyClientsThatLeaveAtOnce) {
-  constexpr int kOversubscribedRanks = 300;
+  constexpr int kManyClients = 300;
   std::vector<RawClient> clients;
-  for (int i = 0; i < kOversubscribedRanks; ++i) {
+  for (int i = 0; i < kManyClients; ++i) {
     clients.push_back(torch_client(server_));
     clients.back().send_hex("06020000000000000002000000000000002f6b02000000000000002f6c");  // wait "/k" and "/l"
   }
   const auto store = open_or_fail(server_.tcp_url());
-  while (server_.server->stat().waiters < kOversubscribedRanks) std::this_thread::yield();
-  clients.erase(clients.begin() + kOversubscribedRanks / 2, clients.end());
-  while (server_.server->stat().waiters > kOversubscribedRanks / 2) std::this_thread::yield();
+  while (server_.server->stat().waiters < kManyClients) std::this_thread::yield();
+  clients.erase(clients.begin() + kManyClients / 2, clients.end());
+  while (server_.server->stat().waiters > kManyClients / 2) std::this_thread::yield();
   EXPECT_OK(store->multi_set({"/k", "/l"}, {{}, {}}, soon()));
   for (RawClient& client : clients) EXPECT_EQ(client.receive(1), Bytes{0});
 }

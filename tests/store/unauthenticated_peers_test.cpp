@@ -20,7 +20,7 @@ Deadline soon() { return test_deadline(); }
 TimePoint now() { return steady_clock().now(); }
 double ms(Duration time) { return static_cast<double>(time.count()) * 1e-6; }
 
-constexpr uint64_t kOversubscribedRanks = 3000;
+constexpr uint64_t kManyPeers = 3000;
 // The bound separates two behaviors and measures nothing. If connections were not evicted, a client or a link would
 // wait until the handshakes of thousands of silent peers time out, which takes 10 s or more.
 constexpr Duration kMaxDelay = 5s;
@@ -44,7 +44,7 @@ TEST(UnauthenticatedPeers, DelayNoClientOfAStore) {
   int64_t clients = 0;
   Duration longest{0};
   size_t most_bytes = bytes;
-  while (now() < end || peers.accepted() < kOversubscribedRanks || clients < 100) {
+  while (now() < end || peers.accepted() < kManyPeers || clients < 100) {
     ASSERT_FALSE(deadline.passed()) << clients << " clients, " << peers.accepted() << " unauthenticated peers";
     for (const std::string& url : {root.url(), proxy.url()}) {
       const TimePoint begun = now();
@@ -86,7 +86,7 @@ TEST(UnauthenticatedPeers, DelayNoLink) {
   const Deadline deadline = Deadline::at(end + 120s);
   int64_t links = 0;
   Duration longest{0};
-  while (now() < end || peers.accepted() < kOversubscribedRanks || links < 100) {
+  while (now() < end || peers.accepted() < kManyPeers || links < 100) {
     ASSERT_FALSE(deadline.passed()) << links << " links, " << peers.accepted() << " unauthenticated peers";
     const TimePoint begun = now();
     std::optional<Result<std::unique_ptr<Link>>> outgoing;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr Duration kTuneTime = std::chrono::seconds(30);
 /// The number of ranks, and of the cores on which they take turns, in the measurement of a turn.
-constexpr int kOversubscribedRanks = 4, kCrowdedCores = 2;
+constexpr int kSharingRanks = 4, kSharedCores = 2;
 constexpr size_t kSmall = 8, kLarge = 8 << 20;
 
 /// Seconds per call of `body`: the minimum of several batches, because other load only adds time.
@@ -105,34 +105,34 @@ class Measurement {
   Result<> outcome_;
 };
 
-/// Limits this thread to kCrowdedCores of its cores.
+/// Limits this thread to kSharedCores of its cores.
 void keep_to_few_cores() {
   cpu_set_t cores, few;
   CPU_ZERO(&few);
   if (sched_getaffinity(0, sizeof cores, &cores) != 0) return;
-  for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&few) < kCrowdedCores; ++core) {
+  for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&few) < kSharedCores; ++core) {
     if (CPU_ISSET(core, &cores)) CPU_SET(core, &few);
   }
   (void)sched_setaffinity(0, sizeof few, &few);
 }
 
 /// Runs `body` at all ranks of a group, and returns the result of rank 0. The ranks are threads of this process: two,
-/// or kOversubscribedRanks. For links and shared memory, threads work like processes.
+/// or kSharingRanks. For links and shared memory, threads work like processes.
 template <class T>
-Result<T> measure(const std::string& transport, Result<T> (Measurement::*body)(), bool crowded = false) {
+Result<T> measure(const std::string& transport, Result<T> (Measurement::*body)(), bool share_cores = false) {
   const auto store = memory_store();
-  const int size = crowded ? kOversubscribedRanks : 2;
+  const int size = share_cores ? kSharingRanks : 2;
   std::vector<Result<T>> found(size);
   std::vector<std::thread> ranks(size);
   for (Rank rank = 0; rank < size; ++rank) {
     ranks[rank] = std::thread([&, rank] {
-      if (crowded) keep_to_few_cores();
+      if (share_cores) keep_to_few_cores();
       found[rank] = [&]() -> Result<T> {
         MUSTER_ASSIGN(auto own, store->clone());
         GroupOptions options;
         options.timeout = kTuneTime;
         options.transports = transport;
-        const std::string name = (crowded ? "tune-crowd-" : "tune-") + transport;
+        const std::string name = (share_cores ? "tune-shared-" : "tune-") + transport;
         MUSTER_ASSIGN(auto group, Group::form(*own, {.rank = rank, .size = size, .name = name}, options));
         return (Measurement(*group).*body)();
       }();
@@ -157,7 +157,7 @@ Result<MachineCosts> measure_machine() {
   MUSTER_ASSIGN(machine.local, measure("unix", &Measurement::links));
   MUSTER_ASSIGN(machine.shm, measure("shm", &Measurement::links));
   MUSTER_ASSIGN(machine.memory, measure("shm", &Measurement::memory));
-  MUSTER_ASSIGN(machine.memory.turn, measure("shm", &Measurement::turn, /*crowded=*/true));
+  MUSTER_ASSIGN(machine.memory.turn, measure("shm", &Measurement::turn, /*share_cores=*/true));
   machine.reduce_bytes_per_second = reduce_speed();
   machine.cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   machine.measured = true;
