@@ -28,6 +28,7 @@ class CallQueueTest : public testing::Test, private CallQueue::Executor {
   }
   void TearDown() override {
     if (blocked_) release_.set_value();
+    queue_.reset();  // joins the progress threads, which call this object
   }
   void unblock() {
     release_.set_value();

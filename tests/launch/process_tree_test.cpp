@@ -42,8 +42,8 @@ TEST(RunningChildren, ListsChildrenOfEveryThreadAndNoGrandchildren) {
   std::array<int, 2> done{};
   ASSERT_EQ(::pipe(done.data()), 0);
   std::thread thread([&] {
-    of_thread = fork_child();
-    (void)!::write(ends[1], &of_thread, sizeof of_thread);
+    const pid_t child = fork_child();
+    (void)!::write(ends[1], &child, sizeof child);
     char ignored = 0;
     (void)!::read(done[0], &ignored, 1);  // the child belongs to this thread while the thread lives
   });

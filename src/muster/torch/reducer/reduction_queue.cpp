@@ -45,7 +45,10 @@ void ReductionQueue::submit(size_t index, bool inline_call) {
     c10d::GradBucket gradients =
         bucket_at(index, buckets_.all().size(), bucket->buffer, bucket->offsets, bucket->variables);
     bucket->future = with_hook_errors([&] { return hook_->runHook(gradients); });
-    bucket->future->addCallback([bucket](c10::ivalue::Future&) { bucket->ended = steady_clock().now().ns; });
+    // Weak: the bucket owns the future, and a future that never completes keeps its callbacks.
+    bucket->future->addCallback([weak = std::weak_ptr(bucket)](c10::ivalue::Future&) {
+      if (const auto hooked = weak.lock()) hooked->ended = steady_clock().now().ns;
+    });
     return;
   }
   bucket->event.emplace("muster:all_reduce", bucket->buffer);
