@@ -93,8 +93,7 @@ void Reducer::Impl::queue_static_reduction(const std::vector<at::Tensor>& output
 }
 
 /// Runs a part of a backward without recording it for a second derivative. A failure ends the backward.
-template <class Body>
-void Reducer::Impl::guarded(Body body) {
+void Reducer::Impl::guarded(c10::function_ref<void()> body) {
   const at::NoGradGuard no_grad;
   try {
     body();

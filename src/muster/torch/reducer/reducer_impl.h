@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -40,8 +42,7 @@ struct Reducer::Impl : ReducerContext, std::enable_shared_from_this<Reducer::Imp
   void reduce_first_static_iteration();
 
   // With the lock held.
-  template <class Body>
-  void guarded(Body body);
+  void guarded(c10::function_ref<void()> body);
   void prepare(const std::vector<at::Tensor>& outputs);
   void arm(bool record_order);
   void queue_static_reduction(const std::vector<at::Tensor>& outputs);
