@@ -1,8 +1,12 @@
 #include "muster/torch/backend.h"
 
 #include <pybind11/chrono.h>
+#include <unistd.h>
 
+#include <memory>
 #include <mutex>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -18,24 +22,52 @@ using std::chrono::milliseconds;
 class Backends {
  public:
   void add(const c10::intrusive_ptr<ProcessGroupMuster>& backend) {
+    join_all();
     const std::lock_guard lock(mutex_);
     std::erase_if(all_, [](const auto& each) { return each.expired(); });
     all_.emplace_back(backend);
+  }
+  /// In a thread of its own, because a group waits for its threads. The caller may hold the GIL, which they need to
+  /// release tensors, or be one of them: a Work's callback may be the last owner of the backend.
+  void destroy(std::unique_ptr<Store> store, std::unique_ptr<Group> group) {
+    const std::lock_guard lock(mutex_);
+    if (shut_down_) return;  // the group has left, and its threads hold no tensors
+    threads_.emplace_back([store = std::move(store), group = std::move(group)]() mutable {
+      group.reset();
+      store.reset();
+    });
   }
   void shut_down() {
     std::vector<c10::weak_intrusive_ptr<ProcessGroupMuster>> all;
     {
       const std::lock_guard lock(mutex_);
+      shut_down_ = true;
       all.swap(all_);
     }
     for (const auto& each : all) {
       if (const auto backend = each.lock()) backend->shutdown();
     }
+    join_all();
   }
 
  private:
-  std::mutex mutex_;  // guards all_
+  void join_all() {
+    std::vector<std::thread> threads;
+    {
+      const std::lock_guard lock(mutex_);
+      // A forked child has the objects of its parent's threads, and must neither join nor destroy them.
+      if (process_ != getpid()) static_cast<void>(new auto(std::exchange(threads_, {})));
+      process_ = getpid();
+      threads.swap(threads_);
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+  std::mutex mutex_;  // guards the fields below
   std::vector<c10::weak_intrusive_ptr<ProcessGroupMuster>> all_;
+  std::vector<std::thread> threads_;  // of destroy()
+  pid_t process_ = getpid();          // that started them
+  bool shut_down_ = false;
 };
 
 }  // namespace
@@ -47,8 +79,10 @@ void bind_backend(py::module_& module) {
       "create_backend",
       [backends, arena](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
                         const std::string& name) -> c10::intrusive_ptr<c10d::Backend> {
-        return ProcessGroupMuster::create(store, {rank, size, name, 0}, timeout, arena,
-                                          [backends](const auto& backend) { backends->add(backend); });
+        return ProcessGroupMuster::create(
+            store, {rank, size, name, 0}, timeout, arena,
+            {[backends](const auto& backend) { backends->add(backend); },
+             [backends](auto store, auto group) { backends->destroy(std::move(store), std::move(group)); }});
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"),
       py::call_guard<py::gil_scoped_release>());
@@ -62,10 +96,8 @@ void bind_backend(py::module_& module) {
       "cancel_coalescing",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { muster_backend(backend)->cancelCoalescing(); },
       py::arg("backend"));
-  // A program may end without destroying its groups. A group's thread needs the GIL to release a tensor, and an
-  // interpreter that shuts down kills threads that ask for the GIL.
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function([backends] { backends->shut_down(); }, py::call_guard<py::gil_scoped_release>()));
+  module.def(
+      "shut_down_backends", [backends] { backends->shut_down(); }, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace muster::python

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import warnings
 from datetime import timedelta
+from multiprocessing import util
 from typing import TYPE_CHECKING
 
 from torch._C._distributed_c10d import Backend, PrefixStore
@@ -31,6 +33,7 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
     given: the caller's `pg_options`.
     """
     _check(given, options.timeout)
+    _leave_at_exit(os.getpid())
     return _C.create_backend(
         store=_store_of(options.store, options.global_ranks_in_group),
         rank=options.group_rank,
@@ -78,6 +81,17 @@ def _timeout(asked: timedelta) -> timedelta:
         if (seconds := float(given)) > 0:
             return timedelta(seconds=seconds)
     raise ValueError(f"MUSTER_TIMEOUT={given!r} is not a number of seconds above 0")
+
+
+@functools.cache
+def _leave_at_exit(pid: int) -> None:
+    """A program may end without destroying its groups. Their threads need the GIL to release tensors, and an
+    interpreter that shuts down kills threads that ask for the GIL. Other ranks would take this one for dead.
+
+    Not with atexit: multiprocessing ends a forked child without it. pid: of this process, because it is done once in
+    each.
+    """
+    util.Finalize(None, _C.shut_down_backends, exitpriority=0)
 
 
 def transport(group: ProcessGroup | None = None) -> str:

@@ -7,8 +7,12 @@ import signal
 import threading
 import time
 from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import forks
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +21,7 @@ from torch._C._distributed_c10d import ErrorType
 from torch.distributed import distributed_c10d as c10d
 
 import muster
+from muster import _backend
 
 
 def world() -> Any:
@@ -303,6 +308,47 @@ def groups_in_threads(rank: int) -> None:
     dist.barrier()
 
 
+def drop_backend(rank: int) -> None:
+    options: Any = SimpleNamespace(
+        store=c10d._get_default_store(),
+        group_rank=rank,
+        group_size=3,
+        timeout=timedelta(seconds=60),
+        group_id="dropped",
+        global_ranks_in_group=[],
+    )
+    own: Any = _backend.create(options)
+    own.allreduce([torch.ones(1)]).wait()
+    if rank == 1:
+        del own
+    else:
+        with pytest.raises(muster.Error, match=r"rank 1 .* has left the group"):
+            own.allreduce([torch.ones(1)]).wait()
+    dist.barrier()
+
+
+def end_early(rank: int, folder: Path, end_of_rank_1: Connection) -> None:
+    """Ends without destroying the group. Rank 1, which only sends, ends first. Rank 0 gathers later: messages take
+    the time in which rank 2 notices the end of rank 1.
+    """
+    dist.init_process_group("muster", store=dist.FileStore(str(folder / "store"), 3), rank=rank, world_size=3)
+    received = [torch.empty(1) for _ in range(3)] if rank == 2 else None
+    own = torch.full((1,), float(rank))
+    if rank == 0:
+        assert end_of_rank_1.poll(60)
+    gather = dist.gather(own, received, dst=2, async_op=True) if rank != 0 else None
+    if rank != 1:
+        for _ in range(1000):
+            dist.send(own, dst=2 - rank)
+            dist.recv(torch.empty(1), src=2 - rank)
+    if gather is None:
+        dist.gather(own, dst=2)
+    else:
+        gather.wait()
+    if received is not None:
+        (folder / "received").write_text(repr(torch.cat(received).tolist()))
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -315,12 +361,26 @@ def groups_in_threads(rank: int) -> None:
             direct_collectives,
             direct_messages,
             allocated,
+            drop_backend,
         ),
         groups_in_threads,
     ],
 )
 def test_three_ranks(body: Any) -> None:
     run_ranks(3, body)
+
+
+def test_a_child_that_ends_leaves_its_groups(tmp_path: Path) -> None:
+    reading, writing = forks.CONTEXT.Pipe(duplex=False)
+    ends = [reading, writing, reading]
+    ranks = [forks.Process(target=end_early, args=(rank, tmp_path, end)) for rank, end in enumerate(ends)]
+    for rank in ranks:
+        rank.start()
+    writing.close()  # rank 1 holds the only other copy
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [0, 0, 0]
+    assert (tmp_path / "received").read_text() == "[0.0, 1.0, 2.0]"
 
 
 def test_profilers_show_its_operations_with_their_shapes() -> None:

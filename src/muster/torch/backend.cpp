@@ -23,31 +23,38 @@ bool was_rejected(const muster::Work& work) {
 
 c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::create(const c10::intrusive_ptr<c10d::Store>& store,
                                                                   const GroupSpec& membership, Milliseconds timeout,
-                                                                  std::shared_ptr<Arena> arena, OnCreate on_create) {
+                                                                  std::shared_ptr<Arena> arena, Callbacks callbacks) {
   GroupOptions options = value_or_throw(group_options_from_environment());
   options.timeout = timeout;
   options.arena = std::move(arena);
   std::unique_ptr<Store> adapted = store_over_c10d(store);
   std::unique_ptr<Group> group = value_or_throw(Group::form(*adapted, membership, options));
-  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(adapted), std::move(group), timeout, on_create);
-  if (on_create) on_create(backend);
+  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(adapted), std::move(group), timeout, callbacks);
+  if (callbacks.created) callbacks.created(backend);
   return backend;
 }
 
 ProcessGroupMuster::ProcessGroupMuster(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout,
-                                       OnCreate on_create)
+                                       Callbacks callbacks)
     : Backend(group->membership().rank, group->membership().size),
       store_(std::move(store)),
       group_(std::move(group)),
       timeout_(timeout),
-      on_create_(std::move(on_create)),
+      callbacks_(std::move(callbacks)),
       process_(getpid()) {}
 
-ProcessGroupMuster::~ProcessGroupMuster() {
-  if (getpid() == process_) return;
-  // A forked child has the group's memory but not its threads: destroying the group would wait for them forever.
-  static_cast<void>(group_.release());
-  static_cast<void>(store_.release());
+void ProcessGroupMuster::release_resources() {
+  if (!group_) return;  // released before
+  if (getpid() != process_) {
+    // A forked child has the group's memory but not its threads: destroying the group would wait for them forever.
+    static_cast<void>(group_.release());
+    static_cast<void>(store_.release());
+  } else if (callbacks_.released) {
+    callbacks_.released(std::move(store_), std::move(group_));
+  } else {
+    group_.reset();
+    store_.reset();
+  }
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupMuster::getBackendOptions() {

@@ -29,17 +29,26 @@ class ProcessGroupMuster final : public c10d::Backend {
   using Milliseconds = std::chrono::milliseconds;
   using OpType = c10d::OpType;
 
-  /// Called with each new backend: one from create(), or one that split(), merge(), shrink() or duplicate() makes.
-  using OnCreate = std::function<void(const c10::intrusive_ptr<ProcessGroupMuster>&)>;
+  /// For the owner of all backends of a process; both may be empty.
+  struct Callbacks {
+    /// Called with each new backend: one from create(), or one that split(), merge(), shrink() or duplicate() makes.
+    std::function<void(const c10::intrusive_ptr<ProcessGroupMuster>&)> created;
+    /// Called when a backend loses its last owner: destroys the group, and then its store. The caller may be a thread
+    /// of that group, or hold a lock that such a thread needs.
+    std::function<void(std::unique_ptr<Store>, std::unique_ptr<Group>)> released;
+  };
 
   /// Forms a group with the other ranks through `store`. Blocks, up to `timeout`: call it without the GIL. `arena`, if
   /// any, provides the memory of allocateTensor(). All groups of a process share one arena.
   static c10::intrusive_ptr<ProcessGroupMuster> create(const c10::intrusive_ptr<c10d::Store>& store,
                                                        const GroupSpec& membership, Milliseconds timeout,
-                                                       std::shared_ptr<Arena> arena = nullptr, OnCreate on_create = {});
+                                                       std::shared_ptr<Arena> arena = nullptr,
+                                                       Callbacks callbacks = {});
   ProcessGroupMuster(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout,
-                     OnCreate on_create);
-  ~ProcessGroupMuster() override;
+                     Callbacks callbacks);
+  ~ProcessGroupMuster() override { release_resources(); }
+  /// Leaves the group. c10 calls it when the last owner goes; a weak pointer delays the destructor.
+  void release_resources() override;
 
   const std::string getBackendName() const override { return "muster"; }  // NOLINT: c10d's signature
   /// Returns a copy.
@@ -157,7 +166,7 @@ class ProcessGroupMuster final : public c10d::Backend {
   std::unique_ptr<Group> group_;
   std::atomic<Milliseconds> timeout_;
   std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
-  const OnCreate on_create_;
+  const Callbacks callbacks_;
   pid_t process_;
   std::atomic<int> splits_ = 0;  ///< groups made so far, for their names; the same at all ranks
   /// The thread that has an open block. coalescing() compares it only with the calling thread's id, which only that

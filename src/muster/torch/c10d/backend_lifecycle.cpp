@@ -56,8 +56,8 @@ c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::wrap_child_group(std:
   std::unique_ptr<Group> group = value_or_throw(std::move(formed));
   if (group == nullptr) return nullptr;
   value_or_throw(group->set_timeout(timeout));
-  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(store), std::move(group), timeout, on_create_);
-  if (on_create_) on_create_(backend);
+  auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(store), std::move(group), timeout, callbacks_);
+  if (callbacks_.created) callbacks_.created(backend);
   return backend;
 }
 
