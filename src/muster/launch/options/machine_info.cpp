@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "muster/launch/cgroup.h"
 #include "muster/launch/options/option_values.h"
 #include "muster/launch/options/options.h"
 
@@ -87,9 +88,13 @@ std::vector<int> allowed_cpus() {
   return {};
 }
 
+int usable_cpus(int allowed, const std::string& root) {
+  return std::max(1, std::min(allowed, cgroup_cpus(root).value_or(allowed)));
+}
+
 Machine this_machine() {
   Machine machine;
-  machine.cpus = std::max(1, static_cast<int>(allowed_cpus().size()));
+  machine.cpus = usable_cpus(static_cast<int>(allowed_cpus().size()));
   const int gpus = count_gpus();
   const size_t visible = visible_devices(std::vector<int>(static_cast<size_t>(gpus)), current_environment()).size();
   machine.gpus = std::min(gpus, static_cast<int>(visible));  // a process sees only one part of a partitioned GPU

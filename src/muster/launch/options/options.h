@@ -26,11 +26,14 @@ std::string value_of(const Environment& environment, const std::string& name);
 
 /// The devices of a machine, for --nproc-per-node auto, cpu and gpu.
 struct Machine {
-  int cpus = 1;  ///< CPUs that this process may run on
+  int cpus = 1;  ///< CPUs that this process may use: see usable_cpus()
   int gpus = 0;
   int xpus = 0;  ///< Intel GPUs
 };
 Machine this_machine();
+/// The number of CPUs that this process can keep busy: those that it may run on, or fewer if a cgroup limits its CPU
+/// time. At least 1. `root`: the root directory.
+int usable_cpus(int allowed, const std::string& root = "/");
 /// The number of NVIDIA or AMD GPUs with device files in this machine or container. `root`: the root directory.
 int count_gpus(const std::string& root = "/");
 /// The devices that programs see with CUDA_VISIBLE_DEVICES (and AMD's variables) of this environment, in the order in

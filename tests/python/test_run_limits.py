@@ -1,0 +1,51 @@
+"""Tests `muster run` in a container: the limits of a cgroup."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+from launching import Launch, wait_until
+
+CGROUPS = Path("/sys/fs/cgroup")
+Limit = Callable[[str, Mapping[str, str]], list[str]]
+
+
+@pytest.fixture
+def limit() -> Iterator[Limit]:
+    """limit(controller, files) makes a cgroup with those of the files that this version of cgroups has. Returns a
+    command that runs its arguments in the cgroup. Name this fixture before `launch`, which ends the processes.
+    """
+    made: list[Path] = []
+
+    def make(controller: str, files: Mapping[str, str]) -> list[str]:
+        for base in (CGROUPS / controller, CGROUPS):
+            path = base / f"muster-test-{os.getpid()}"
+            with contextlib.suppress(OSError):
+                path.mkdir()
+                made.append(path)
+                there = {path / name: text for name, text in files.items() if (path / name).exists()}
+                for file, text in there.items():
+                    file.write_text(text)
+                if there:
+                    return ["sh", "-c", f'echo $$ > {path}/cgroup.procs && exec "$0" "$@"']
+        pytest.skip(f"this process cannot make a cgroup with the {controller} controller")
+
+    def is_removed(path: Path) -> bool:
+        with contextlib.suppress(OSError):  # a process that has just ended is still in it
+            path.rmdir()
+        return not path.exists()
+
+    yield make
+    for path in made:
+        wait_until(partial(is_removed, path))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is no more than the quota")
+def test_a_cpu_quota_limits_the_number_of_workers(limit: Limit, launch: Launch) -> None:
+    half = limit("cpu", {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"})
+    job = launch("--nproc-per-node=cpu", "--no-python", "sh", "-c", "echo of $WORLD_SIZE", before=half)
+    assert job.finish() == 0, job.err
+    assert job.out == "[rank 0] of 1\n"
