@@ -103,5 +103,46 @@ TEST_F(Cgroup, UsableCpusAreThoseOfTheMaskAndTheQuota) {
   EXPECT_EQ(usable_cpus(2, root_), 2);
 }
 
+TEST_F(Cgroup, MemoryOfVersion2HasTheSmallestLimit) {
+  use_v2("/pod/step");
+  write("/sys/fs/cgroup/pod/memory.max", "1073741824");
+  write("/sys/fs/cgroup/pod/memory.peak", "1073000000");
+  write("/sys/fs/cgroup/pod/memory.events", "oom_kill 9");
+  write("/sys/fs/cgroup/pod/step/memory.max", "max");
+  write("/sys/fs/cgroup/pod/step/memory.peak", "5000");
+  write("/sys/fs/cgroup/pod/step/memory.events", "low 0\nmax 12\noom 1\noom_kill 3\noom_group_kill 0\n");
+  const CgroupMemory memory = cgroup_memory(root_);
+  EXPECT_EQ(memory.oom_kills, 3U) << "that of its own cgroup";
+  EXPECT_EQ(memory.limit, 1073741824U);
+  EXPECT_EQ(memory.peak, 1073000000U);
+}
+
+TEST_F(Cgroup, MemoryOfVersion1HasOtherFiles) {
+  use_v1("/job");
+  write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712");
+  write("/sys/fs/cgroup/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n");
+  write("/sys/fs/cgroup/memory/job/memory.max_usage_in_bytes", "7000");
+  CgroupMemory memory = cgroup_memory(root_);
+  EXPECT_EQ(memory.oom_kills, 2U);
+  EXPECT_EQ(memory.limit, std::nullopt);
+  EXPECT_EQ(memory.peak, 7000U);
+  write("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "8000");
+  memory = cgroup_memory(root_);
+  EXPECT_EQ(memory.limit, 8000U);
+  EXPECT_EQ(memory.peak, 7000U);
+}
+
+TEST_F(Cgroup, MemoryOfBadTextIsUnknown) {
+  use_v2("/job");
+  for (const char* text : {"", "oom_kill", "oom_kill -1", "oom_kill x", "\xff", "-5", "12e3"}) {
+    for (const char* name : {"memory.events", "memory.max", "memory.peak"})
+      write(std::string("/sys/fs/cgroup/job/") + name, text);
+    const CgroupMemory memory = cgroup_memory(root_);
+    EXPECT_EQ(memory.oom_kills, 0U) << text;
+    EXPECT_EQ(memory.limit, std::nullopt) << text;
+    EXPECT_EQ(memory.peak, std::nullopt) << text;
+  }
+}
+
 }  // namespace
 }  // namespace muster

@@ -31,6 +31,15 @@ TEST(WorkerExit, DescribesTheExitOfAWorker) {
   EXPECT_TRUE(worker_exit(3, "h", 812, 0).ok());
 }
 
+TEST(WorkerExit, SaysThatTheOutOfMemoryKillerEndedAWorker) {
+  WorkerExit killed = worker_exit(3, "h", 812, SIGKILL);
+  killed.cause = out_of_memory_cause({.oom_kills = 1, .limit = 2ULL << 30, .peak = 3ULL << 29});
+  EXPECT_EQ(killed.to_string(),
+            "was ended by signal 9 (SIGKILL): the kernel's out-of-memory killer ended it, the memory limit is 2 GiB, "
+            "the highest use was 1.5 GiB");
+  EXPECT_EQ(out_of_memory_cause({}), "the kernel's out-of-memory killer ended it");
+}
+
 TEST(LastTraceback, IsTheLastOne) {
   const std::string text = std::string("noise\n") + "Traceback (most recent call last):\n  first\nKeyError: 1\n" +
                            "During handling of the above exception, another exception occurred:\n\n" + kTraceback;

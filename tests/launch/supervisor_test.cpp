@@ -8,6 +8,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "muster/launch/options/options.h"
@@ -78,7 +79,8 @@ class SupervisorTest : public ::testing::Test {
       ++reports_;
       report_ = std::move(report);
     };
-    supervisor_ = Supervisor::create(*loop_, console_, {"host", *outputs_, {}, kReadTime, &launcher_}, events).value();
+    const Supervisor::Options options{"host", *outputs_, {}, kReadTime, &launcher_, scratch_};
+    supervisor_ = Supervisor::create(*loop_, console_, options, events).value();
   }
   void TearDown() override {
     supervisor_.reset();
@@ -88,6 +90,14 @@ class SupervisorTest : public ::testing::Test {
     std::vector<WorkerSpec> specs(kWorkers);
     for (int rank = 0; rank < kWorkers; ++rank) specs[static_cast<size_t>(rank)].rank = rank;
     ASSERT_TRUE(supervisor_->start(specs));
+  }
+  // The workers' cgroup is at the top of its mount.
+  void set_oom_kills(int count) const {
+    std::filesystem::create_directories(scratch_ + "/proc/self");
+    std::ofstream(scratch_ + "/proc/self/cgroup") << "0::/\n";
+    std::ofstream(scratch_ + "/proc/self/mountinfo") << "1 0 0:1 / / rw - cgroup2 cgroup2 rw\n";
+    std::ofstream(scratch_ + "/memory.events") << "oom_kill " << count << "\n";
+    std::ofstream(scratch_ + "/memory.max") << (1 << 30) << "\n";
   }
   // Returns after the supervisor has read `text`.
   void write(int rank, const std::string& text) {
@@ -144,6 +154,19 @@ TEST_F(SupervisorTest, StartsTheNextGenerationAfterTheFirstEnds) {
   launcher_.end(1001, SIGKILL);
   ASSERT_TRUE(failed_);
   EXPECT_EQ(failed_->rank, 1);
+}
+
+TEST_F(SupervisorTest, ReportsAKillByTheOutOfMemoryKiller) {
+  const auto report_after = [this](int oom_kills, int status) {
+    set_oom_kills(4);
+    start_workers();
+    set_oom_kills(oom_kills);
+    launcher_.end(1001, status);
+    return report_;
+  };
+  EXPECT_THAT(report_after(5, SIGKILL), HasSubstr("out-of-memory killer ended it, the memory limit is 1 GiB"));
+  EXPECT_THAT(report_after(4, SIGKILL), Not(HasSubstr("out-of-memory"))) << "another process sent the signal";
+  EXPECT_THAT(report_after(5, SIGSEGV), Not(HasSubstr("out-of-memory")));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -49,3 +50,13 @@ def test_a_cpu_quota_limits_the_number_of_workers(limit: Limit, launch: Launch) 
     job = launch("--nproc-per-node=cpu", "--no-python", "sh", "-c", "echo of $WORLD_SIZE", before=half)
     assert job.finish() == 0, job.err
     assert job.out == "[rank 0] of 1\n"
+
+
+def test_the_out_of_memory_killer_is_named(limit: Limit, launch: Launch, script: Callable[[str], Path]) -> None:
+    small = limit("memory", {"memory.max": f"{1 << 27}", "memory.limit_in_bytes": f"{1 << 27}", "memory.swap.max": "0"})
+    job = launch("--nproc-per-node=2", script("if rank == 1: print(len(b'x' * (1 << 28)))\nsignal.pause()"),
+                 before=small)  # fmt: skip
+    assert job.finish() == 137
+    assert re.search(r"rank 1 .* \(SIGKILL\): the kernel's out-of-memory killer ended it, the memory limit is 128 MiB",
+                     job.err), job.err  # fmt: skip
+    assert job.left_behind() == []

@@ -15,6 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint64_t kNoMemoryLimit = uint64_t{1} << 60;  // version 1 shows a larger number if there is no limit
+
 bool has_controller(const std::string& list, const std::string& controller) {
   const auto names = split_list(list);
   return std::ranges::find(names, controller) != names.end();
@@ -83,6 +85,25 @@ std::optional<int> cpu_quota(const fs::path& level) {
   return static_cast<int>(std::min<int64_t>(cpus, std::numeric_limits<int>::max()));
 }
 
+// Returns the number in the file of version 2 or of version 1.
+std::optional<uint64_t> memory_number(const fs::path& level, const char* v2, const char* v1) {
+  const auto number = to_number<uint64_t>(first_word(level / v2));
+  return number ? number : to_number<uint64_t>(first_word(level / v1));
+}
+
+std::optional<uint64_t> memory_peak(const fs::path& level) {
+  return memory_number(level, "memory.peak", "memory.max_usage_in_bytes");
+}
+
+uint64_t count_oom_kills(const fs::path& level) {
+  for (const char* name : {"memory.events", "memory.oom_control"}) {
+    std::ifstream file(level / name);
+    for (std::string field, value; file >> field >> value;)
+      if (field == "oom_kill") return to_number<uint64_t>(value).value_or(0);
+  }
+  return 0;
+}
+
 }  // namespace
 
 std::optional<int> cgroup_cpus(const std::string& root) {
@@ -92,6 +113,21 @@ std::optional<int> cgroup_cpus(const std::string& root) {
     if (cpus && (!fewest || *cpus < *fewest)) fewest = cpus;
   }
   return fewest;
+}
+
+CgroupMemory cgroup_memory(const std::string& root) {
+  CgroupMemory memory;
+  const auto levels = cgroup_levels(root, "memory");
+  if (levels.empty()) return memory;
+  memory.oom_kills = count_oom_kills(levels.back());
+  memory.peak = memory_peak(levels.back());
+  for (const auto& level : levels) {
+    const auto limit = memory_number(level, "memory.max", "memory.limit_in_bytes");
+    if (!limit || *limit >= memory.limit.value_or(kNoMemoryLimit)) continue;
+    memory.limit = limit;
+    memory.peak = memory_peak(level);
+  }
+  return memory;
 }
 
 }  // namespace muster

@@ -15,6 +15,8 @@
 #include <optional>
 #include <sstream>
 
+#include "muster/base/bytes.h"
+
 namespace muster {
 namespace {
 
@@ -93,13 +95,21 @@ std::optional<std::string> text_at(const nlohmann::json& json, const char* path)
 }  // namespace
 
 std::string WorkerExit::to_string() const {
-  if (signal != 0) return fmt::format("was ended by signal {} ({})", signal, signal_name(signal));
-  return fmt::format("exited with status {}", code);
+  if (signal == 0) return fmt::format("exited with status {}", code);
+  const std::string text = fmt::format("was ended by signal {} ({})", signal, signal_name(signal));
+  return cause.empty() ? text : text + ": " + cause;
 }
 
 WorkerExit worker_exit(int rank, const std::string& host, pid_t pid, int wait_status) {
   if (WIFSIGNALED(wait_status)) return {rank, host, pid, 0, WTERMSIG(wait_status)};
   return {rank, host, pid, WEXITSTATUS(wait_status)};
+}
+
+std::string out_of_memory_cause(const CgroupMemory& memory) {
+  std::string text = "the kernel's out-of-memory killer ended it";
+  if (memory.limit) text += fmt::format(", the memory limit is {}", format_bytes(*memory.limit));
+  if (memory.peak) text += fmt::format(", the highest use was {}", format_bytes(*memory.peak));
+  return text;
 }
 
 int exit_status(const Error& error) {

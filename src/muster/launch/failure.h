@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/base/error.h"
+#include "muster/launch/cgroup.h"
 
 namespace muster {
 
@@ -17,16 +18,20 @@ struct WorkerExit {
   std::string host;
   pid_t pid = 0;
   int code = 0;
-  int signal = 0;  ///< 0: it exited with `code`
+  int signal = 0;     ///< 0: it exited with `code`
+  std::string cause;  ///< why the signal was sent, if that is known
 
   bool ok() const { return code == 0 && signal == 0; }
   /// The status that a shell shows: the code, or 128 + signal.
   int status() const { return signal != 0 ? 128 + signal : code; }
-  /// "exited with status 1", "was ended by signal 9 (SIGKILL)".
+  /// "exited with status 1", "was ended by signal 9 (SIGKILL)"; with a cause: "... (SIGKILL): CAUSE".
   std::string to_string() const;
 };
 /// Converts the status that waitpid() reported.
 WorkerExit worker_exit(int rank, const std::string& host, pid_t pid, int wait_status);
+
+/// The cause of a SIGKILL by the kernel's out-of-memory killer, with the limit and the peak of the memory.
+std::string out_of_memory_cause(const CgroupMemory& memory);
 
 /// The exit status for an error before any worker ran: 127 if a program is missing, 126 if it cannot run, else 1.
 int exit_status(const Error& error);

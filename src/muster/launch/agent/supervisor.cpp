@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <fstream>
 
+#include "muster/launch/cgroup.h"
 #include "muster/launch/workers/spawn_launcher.h"
 
 namespace muster {
@@ -85,6 +87,7 @@ Result<> Supervisor::start(const std::vector<WorkerSpec>& specs) {
   start_error_.reset();
   phase_ = Phase::kRunning;
   gone_ = false;
+  oom_kills_ = cgroup_memory(options_.root).oom_kills;
   std::vector<WorkerPipes> pipes;
   for (const auto& spec : specs) {
     MUSTER_ASSIGN(WorkerPipes opened, add_slot(spec));
@@ -107,11 +110,19 @@ void Supervisor::start_failed(const Error& error) {
 
 void Supervisor::worker_ended(Slot& slot, int wait_status) {
   slot.exit = worker_exit(slot.rank, options_.host, slot.pid, wait_status);
+  slot.exit->cause = cause_of(*slot.exit);
   slot.out->drain();
   slot.err->drain();
   events_.worker_ended(*slot.exit);
   if (phase_ != Phase::kRunning) return;
   slot.exit->ok() ? finish_when_all_succeeded() : report_failure(slot);
+}
+
+// The kernel counts a kill before it sends the signal.
+std::string Supervisor::cause_of(const WorkerExit& exit) const {
+  if (exit.signal != SIGKILL || phase_ != Phase::kRunning) return "";  // this launcher kills workers when it stops them
+  const CgroupMemory memory = cgroup_memory(options_.root);
+  return memory.oom_kills > oom_kills_ ? out_of_memory_cause(memory) : "";
 }
 
 void Supervisor::report_failure(const Slot& slot) {

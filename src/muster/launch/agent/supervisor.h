@@ -20,6 +20,8 @@ namespace muster {
 /// Starts this node's workers, copies their output, waits for them and ends them. When all are gone it can start the
 /// next generation. Everything runs on the thread that drives the loop. The process must have called adopt_orphans(),
 /// and must have no other children than the workers and the zygote.
+///
+/// It has more than 12 fields, because the state of one generation belongs together.
 class Supervisor {
  public:
   struct Options {
@@ -28,6 +30,7 @@ class Supervisor {
     std::vector<int> signals;          ///< signals that `signaled` reports
     Duration shutdown_timeout;         ///< between SIGTERM and SIGKILL
     WorkerLauncher* zygote = nullptr;  ///< forks the workers; null: each worker is spawned
+    std::string root = "/";            ///< the root directory, where cgroups are found
   };
   struct Events {
     std::function<void(const WorkerExit&)> worker_ended;
@@ -78,6 +81,7 @@ class Supervisor {
   WorkerLauncher::Events launcher_events();
   Result<WorkerPipes> add_slot(const WorkerSpec& spec);
   void worker_ended(Slot& slot, int wait_status);
+  std::string cause_of(const WorkerExit& exit) const;
   void start_failed(const Error& error);
   void report_failure(const Slot& slot);
   void finish_when_all_succeeded();
@@ -95,6 +99,7 @@ class Supervisor {
   std::optional<Error> start_error_;
   Phase phase_ = Phase::kRunning;
   Timer timer_;
+  uint64_t oom_kills_ = 0;  // before the workers started
   bool starting_ = false, gone_ = false;
 };
 
