@@ -418,7 +418,7 @@ TEST(RunOptions, StartMethodIsParsed) {
 }
 
 TEST(RunOptions, ShutdownTimeoutsAreParsed) {
-  EXPECT_EQ(parsed({"a.py"}).shutdown_timeout, std::chrono::seconds(5));
+  EXPECT_EQ(parsed({"a.py"}).shutdown_timeout, std::chrono::seconds(30)) << "as with torchrun";
   EXPECT_EQ(parsed({"a.py"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9"}}).shutdown_timeout, std::chrono::seconds(9));
   EXPECT_EQ(parsed({"--shutdown-timeout=1.5", "a.py"}).shutdown_timeout, std::chrono::milliseconds(1500));
   EXPECT_EQ(parsed({"--max-restarts=3", "a.py"}).max_restarts, 3);

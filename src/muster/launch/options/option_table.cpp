@@ -63,7 +63,7 @@ constexpr OptionRow kTable[] = {
      &Raw::max_restarts},
     {kFailing, "--monitor-interval", "SECONDS", "for torchrun; has no effect: the end of a worker is noticed at once",
      &Raw::monitor_interval},
-    {kFailing, "--shutdown-timeout", "SECONDS", "time between SIGTERM and SIGKILL when workers are stopped (5)",
+    {kFailing, "--shutdown-timeout", "SECONDS", "time between SIGTERM and SIGKILL when workers are stopped (30)",
      &Raw::shutdown_timeout},
     {kFailing, "--signals-to-handle", "SIGNAL,...", "signals that end the job, besides SIGTERM, SIGINT and SIGHUP",
      &Raw::signals},

@@ -84,7 +84,7 @@ Result<> read_worker_options(ParseContext& r) {
   const std::string from_torch = r.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
   MUSTER_ASSIGN(o.shutdown_timeout,
                 r.raw.shutdown_timeout.empty()
-                    ? parse_seconds("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", from_torch.empty() ? "5" : from_torch)
+                    ? parse_seconds("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", from_torch.empty() ? "30" : from_torch)
                     : parse_seconds("--shutdown-timeout", r.raw.shutdown_timeout));
   MUSTER_ASSIGN(o.signals, parse_signals("--signals-to-handle", r.raw.signals));
   o.preload = split_list(r.raw.preload);
