@@ -29,7 +29,9 @@ class RecordedActions : public AgentActions {
     asked.push_back("start " + std::to_string(assignment.generation));
     return start_result;
   }
-  void stop_workers() override { asked.emplace_back("stop"); }
+  void stop_workers(int number) override {
+    asked.emplace_back(number == SIGTERM ? "stop" : "stop with signal " + std::to_string(number));
+  }
   void kill_workers() override { asked.emplace_back("kill"); }
   void notice(const std::string& text) override { notices.push_back(text); }
   void progress(const std::string& text) override { progress_texts.push_back(text); }
@@ -244,6 +246,18 @@ TEST_F(AgentState, EndsTheJobOnOtherSignals) {
   EXPECT_THAT(take(), ElementsAre("send end 0", "stop"));
   state_.signaled(SIGINT, false);
   EXPECT_THAT(take(), ElementsAre("kill"));
+}
+
+TEST_F(AgentState, EndsWorkersWithASignalThatTheyMayHandle) {
+  for (const int number : {SIGHUP, SIGUSR1, SIGUSR2}) {
+    AgentStateMachine state(actions_, "host", /*elastic=*/false);
+    state.root_found({"tcp://root:1"});
+    state.job_event({JobEvent::Kind::kStart, 0}, Assignment());
+    take();
+    state.signaled(number, false);
+    EXPECT_EQ(state.outcome()->status, 128 + number);
+    EXPECT_THAT(take(), ElementsAre("send end 0", "stop with signal " + std::to_string(number)));
+  }
 }
 
 TEST_F(AgentState, EndsTheJobOnSigtermAtTheRoot) {

@@ -294,6 +294,9 @@ TEST(RunOptions, FiltersAreLists) {
 TEST(RunOptions, SignalsAreNamed) {
   EXPECT_THAT(parsed({"--signals-to-handle=SIGUSR1,usr2", "a.py"}).signals,
               ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2));
+  EXPECT_TRUE(parsed({"a.py"}).ends_job(SIGHUP));
+  EXPECT_FALSE(parsed({"a.py"}).ends_job(SIGUSR1));
+  EXPECT_TRUE(parsed({"--signals-to-handle=SIGUSR1", "a.py"}).ends_job(SIGUSR1));
   for (const std::string value : {"SIGKILL", "SIGCHLD", "SIGNOTHING", "9"})
     EXPECT_THAT(refused({"--signals-to-handle=" + value, "a.py"}), HasSubstr("--signals-to-handle takes"));
 }

@@ -53,6 +53,17 @@ TEST_F(SignalPipeTest, LeavesIgnoredSignalsIgnored) {
   ::signal(SIGUSR1, SIG_DFL);
 }
 
+TEST(ForwardedSignals, AreHandledWithThoseThatEndTheJob) {
+  EXPECT_THAT(handled_signals({SIGTERM, SIGHUP}), ElementsAre(SIGTERM, SIGHUP, SIGUSR1, SIGUSR2));
+  EXPECT_THAT(handled_signals({SIGUSR2}), ElementsAre(SIGUSR2, SIGHUP, SIGUSR1));
+}
+
+TEST(ForwardedSignals, AreBytesThatNoTextHas) {
+  for (const int number : kForwardedSignals) EXPECT_EQ(signal_of_byte(byte_of_signal(number)), number);
+  for (const int number : {0, SIGTERM, SIGKILL, 0x7f}) EXPECT_EQ(signal_of_byte(byte_of_signal(number)), 0) << number;
+  for (int byte = 0; byte < 0x80; ++byte) EXPECT_EQ(signal_of_byte(static_cast<uint8_t>(byte)), 0) << byte;
+}
+
 // Children inherit an ignored SIGCHLD. The kernel then keeps no exit status for waitpid().
 TEST_F(SignalPipeTest, ReportsChildrenDespiteAnIgnoredSigchld) {
   ::signal(SIGCHLD, SIG_IGN);

@@ -24,7 +24,7 @@ class SpawnLauncherTest : public ::testing::Test {
     events.failed = [](const Error& error) { ADD_FAILURE() << error.message; };
     events.ended = [this](pid_t pid, int status) {
       ended_.emplace_back(pid, status);
-      if (terminate_at_first_end_ && ended_.size() == 1) launcher_.terminate();
+      if (terminate_at_first_end_ && ended_.size() == 1) launcher_.terminate(SIGTERM);
     };
     events.empty = [this] { ++empties_; };
     launcher_.attach(events);
@@ -66,9 +66,27 @@ TEST_F(SpawnLauncherTest, ReportsAKilledWorkerBeforeOthersThatFailed) {
   }
 }
 
+// A worker may have children that do not handle the signal, such as those that load its data.
+TEST_F(SpawnLauncherTest, SignalsWorkersAndNotTheirChildren) {
+  for (const bool ends : {false, true}) {
+    ended_.clear();
+    empties_ = 0;
+    // The worker stops itself when its handler is set. Its exit status is the signal that ended its child.
+    start(0, "trap 'kill $!; wait $!; exit $(($? - 128))' USR1; sleep 1000 & kill -STOP $$; while :; do wait; done");
+    siginfo_t info{};
+    ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(pids_[0]), &info, WSTOPPED), 0);
+    ::kill(pids_[0], SIGCONT);
+    ends ? launcher_.terminate(SIGUSR1) : launcher_.signal(SIGUSR1);
+    await_end(pids_[0]);
+    launcher_.child_ended();
+    EXPECT_THAT(ended_, ElementsAre(Pair(pids_[0], SIGTERM << 8)));
+    EXPECT_EQ(empties_, 1);
+  }
+}
+
 TEST_F(SpawnLauncherTest, KillsWorkersAndTheirOrphans) {
   start(0, "trap '' TERM; (trap '' TERM; sleep 1000) & exec sleep 1000");
-  launcher_.terminate();
+  launcher_.terminate(SIGTERM);
   launcher_.kill();
   ASSERT_TRUE(loop_->run_until(
       [&] {

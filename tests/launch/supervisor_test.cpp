@@ -16,6 +16,7 @@
 namespace muster {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -30,7 +31,9 @@ class FakeLauncher : public WorkerLauncher {
     events_.started(spec.rank, pid);
   }
   // Reports the end of workers within this call, as SpawnLauncher does: it reaps while it signals.
-  void terminate() override {
+  void signal(int number) override { signals_.push_back(number); }
+  void terminate(int number) override {
+    signals_.push_back(number);
     while (!workers_.empty()) {
       const pid_t pid = workers_.begin()->first;
       write(pid, last_output_);
@@ -38,7 +41,7 @@ class FakeLauncher : public WorkerLauncher {
     }
     events_.empty();
   }
-  void kill() override { terminate(); }
+  void kill() override { terminate(SIGKILL); }
   void list_left(std::function<void(const std::vector<ChildProcess>&)> answer) override { answer({}); }
   void child_ended() override {}
 
@@ -57,9 +60,11 @@ class FakeLauncher : public WorkerLauncher {
     events_.ended(pid, status);
   }
   void write_when_terminated(std::string text) { last_output_ = std::move(text); }
+  const std::vector<int>& signals() const { return signals_; }
 
  private:
   std::map<pid_t, WorkerPipes> workers_;
+  std::vector<int> signals_;
   std::string last_output_;
 };
 
@@ -154,6 +159,16 @@ TEST_F(SupervisorTest, StartsTheNextGenerationAfterTheFirstEnds) {
   launcher_.end(1001, SIGKILL);
   ASSERT_TRUE(failed_);
   EXPECT_EQ(failed_->rank, 1);
+}
+
+TEST_F(SupervisorTest, WorkersGoOnAfterAForwardedSignal) {
+  start_workers();
+  supervisor_->forward(SIGUSR1);
+  EXPECT_THAT(launcher_.signals(), ElementsAre(SIGUSR1));
+  EXPECT_FALSE(supervisor_->gone());
+  supervisor_->stop(SIGHUP);
+  EXPECT_THAT(launcher_.signals(), ElementsAre(SIGUSR1, SIGHUP)) << "they are not sent SIGTERM, too";
+  EXPECT_TRUE(supervisor_->gone());
 }
 
 TEST_F(SupervisorTest, ReportsAKillByTheOutOfMemoryKiller) {

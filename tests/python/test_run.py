@@ -140,6 +140,36 @@ def test_a_signal_to_the_launcher_ends_everything(
     assert job.left_behind() == []
 
 
+HANDLES_SIGNALS = f"""
+def handle(number, frame):
+    print('got', number, flush=True)
+    if number == signal.SIGHUP: sys.exit()
+for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2): signal.signal(number, handle)
+{WAIT_FOREVER}"""
+
+
+def test_signals_that_programs_handle_reach_the_workers(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch("--nproc-per-node=2", "--shutdown-timeout=1000", script(HANDLES_SIGNALS))
+    job.expect("ready", 2)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        job.send(number)
+        job.expect(rf"] got {int(number)}\n", 2)
+        job.expect(rf"{number.name} on host \S+: passed to the workers")
+    job.send(signal.SIGHUP)
+    assert job.finish() == 128 + signal.SIGHUP
+    assert job.out.count("] got 1\n") == 2
+    assert job.left_behind() == []
+
+
+def test_a_worker_without_a_handler_dies_of_the_signal(launch: Launch, script: Callable[[str], Path]) -> None:
+    job = launch(script(WAIT_FOREVER))
+    job.expect("ready")
+    job.send(signal.SIGUSR1)
+    assert job.finish() == 128 + signal.SIGUSR1
+    assert "was ended by signal 10 (SIGUSR1)" in job.err
+    assert job.left_behind() == []
+
+
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 
 
@@ -413,6 +443,7 @@ def test_the_help_and_the_version(muster: str) -> None:
     assert re.fullmatch(r"muster \d+\.\d+\.\d+\n", output_of("--version"))
     assert "muster run" in output_of("--help") == output_of()
     assert "--nproc-per-node" in output_of("help", "run") == output_of("run", "--help")
+    assert all(name in output_of("help", "run") for name in ("SIGUSR1", "SIGUSR2", "SIGHUP"))
     assert "muster completion bash|zsh|fish" in output_of("help", "completion") == output_of("completion", "--help")
     assert "--wait " in output_of("help", "store", "get") == output_of("store", "get", "--help")
     assert "--idle SECONDS=1800 " in output_of("help", "warm") == output_of("warm", "--help")

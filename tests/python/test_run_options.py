@@ -390,6 +390,19 @@ def test_a_silent_host_does_not_delay_the_end(launch: Launch, script: Callable[[
     assert job.left_behind() == []
 
 
+def test_a_signal_reaches_the_workers_of_all_hosts(
+    launch: Launch, script: Callable[[str], Path], fake_ssh: Path
+) -> None:
+    handle = "signal.signal(signal.SIGUSR1, lambda *_: print('got it', flush=True))\n"
+    job = launch("--hosts=127.0.0.1,localhost", "--ssh", fake_ssh, script(handle + WAIT_FOREVER))
+    job.expect("ready", 2)
+    job.send(signal.SIGUSR1)
+    job.expect("got it", 2)
+    job.send(signal.SIGTERM)
+    assert job.finish() == 143
+    assert job.left_behind() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_hosts_end_with_their_launcher(
     launch: Launch, script: Callable[[str], Path], fake_ssh: Path, number: signal.Signals

@@ -68,7 +68,7 @@ facts = {
     'spec': repr(__spec__), 'main': __main__.__dict__ is globals(), 'cwd': os.getcwd(), 'umask': os.umask(0o77),
     'flags': repr(sys.flags), 'executable': sys.executable, 'environ': dict(os.environ),
     'threads': [thread.name for thread in threading.enumerate()], 'torch threads': torch.get_num_threads(),
-    'signals': [str(signal.getsignal(n)).partition(' at 0x')[0] for n in (2, 13, 15, 17)],
+    'signals': [str(signal.getsignal(n)).partition(' at 0x')[0] for n in (1, 2, 10, 12, 13, 15, 17)],
     'mask': sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     'fds': sorted(os.listdir('/proc/self/fd'))[:4], 'group': os.getpgid(0) == os.getpid(),
     'main module': sorted(name for name in vars(__main__) if name.startswith('__')),
@@ -272,6 +272,16 @@ def test_a_killed_worker_is_named(launch: Launch, script: Callable[[str], Path])
     os.kill(pid, signal.SIGKILL)
     assert job.finish() == 137
     assert re.search(rf"rank 1 \(host \S+, pid {pid}\) was ended by signal 9 \(SIGKILL\)", job.err)
+
+
+def test_a_signal_reaches_forked_workers(launch: Launch, script: Callable[[str], Path]) -> None:
+    handle = "signal.signal(signal.SIGUSR1, lambda *_: print('got it', flush=True))\n"
+    job = launch("--nproc-per-node=2", script(handle + "print('ready', flush=True)\nwhile True: signal.pause()"))
+    job.expect("ready", 2)
+    job.send(signal.SIGUSR1)
+    job.expect("got it", 2)
+    job.send(signal.SIGTERM)
+    assert job.finish() == 143
 
 
 def parent_of(pid: int) -> int:

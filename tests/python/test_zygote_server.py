@@ -63,3 +63,41 @@ def test_killed_workers_are_reported_before_failed_ones(root: Path) -> None:
     words = [sys.executable, "-c", ENDED_AT_ONCE, str(root / "python" / "muster")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
+
+
+# The child of a worker is in its process group, but gets no forwarded signal. The zygote ignores such signals.
+FORWARDED = """
+import os, signal, socket, sys
+sys.path.insert(0, sys.argv[1])
+from _zygote.preload import ImportedPackages
+from _zygote.processes import adopt_orphans
+from _zygote.server import Server
+adopt_orphans()
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server = Server(theirs, ImportedPackages(frozenset()))
+os.kill(os.getpid(), signal.SIGUSR1)
+for verb, number in (('signal', signal.SIGUSR1), ('term', signal.SIGHUP)):
+    worker = os.fork()
+    if worker == 0:
+        os.setpgid(0, 0)
+        signal.signal(number, signal.SIG_DFL)
+        if os.fork() == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {number, signal.SIGTERM})
+            ours.send(str(os.getpid()).encode())
+            os._exit(signal.sigwait({number, signal.SIGTERM}))
+        signal.pause()
+    child = int(theirs.recv(4096))
+    server._workers.add(worker)
+    ours.send(f'{verb} {int(number)}'.encode())
+    server._receive()
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -number
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    server._workers.clear()
+"""
+
+
+def test_forwarded_signals_reach_only_the_workers(root: Path) -> None:
+    words = [sys.executable, "-c", FORWARDED, str(root / "python" / "muster")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr

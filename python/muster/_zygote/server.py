@@ -12,7 +12,15 @@ from collections.abc import Sequence
 
 from .preload import ImportedPackages, RefusedError, UnfitError, import_all, import_for, shadowing_module
 from .processes import PR_SET_PDEATHSIG, adopt_orphans, children, prctl, send_signal, send_signal_to_group
-from .worker import THREADS_AT_IMPORT, Request, become_worker, replace_environment, set_blas_threads, threads_wanted
+from .worker import (
+    FORWARDED_SIGNALS,
+    THREADS_AT_IMPORT,
+    Request,
+    become_worker,
+    replace_environment,
+    set_blas_threads,
+    threads_wanted,
+)
 
 MAX_MESSAGE = 64 << 10
 MAX_PAYLOAD = 16 << 20
@@ -42,6 +50,8 @@ class Server:
         self._closing = False
         self._blas_threads = THREADS_AT_IMPORT
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in FORWARDED_SIGNALS:  # a scheduler may send them to all processes of a job
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
 
@@ -93,8 +103,11 @@ class Server:
             self._has_children = True  # so that "empty" is reported in any case
             self._mode = verb
             self._asked_to_end.clear()
+        if verb in ("signal", "term", "kill"):
+            number = int(rest or signal.SIGKILL)
+            send = send_signal_to_group if number in (signal.SIGTERM, signal.SIGKILL) else os.kill
             for pid in self._workers:
-                send_signal_to_group(pid, signal.SIGTERM if verb == "term" else signal.SIGKILL)
+                send(pid, number)
         elif verb == "left":
             self.report("left", *(f"{pid}\n{name}\n" for pid, name in children().items() if pid not in self._workers))
         return None

@@ -16,6 +16,7 @@ from types import CodeType, ModuleType, TracebackType
 from .processes import PR_SET_CHILD_SUBREAPER, die_with, prctl, set_title, skip_destructors
 
 OWN_FILE_PREFIX = "<muster zygote"  # begins the file name of all code of this package
+FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # as in signals.h
 
 
 class Request:
@@ -48,7 +49,8 @@ def become_worker(request: Request, parent: int, unwanted: Sequence[int]) -> Non
     prctl(PR_SET_CHILD_SUBREAPER, 0)
     die_with(parent)
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, *FORWARDED_SIGNALS):
+        signal.signal(number, signal.SIG_DFL)
     for target, fd in enumerate(request.stdio):
         os.dup2(fd, target)
     for fd in {*unwanted, *request.stdio}:

@@ -18,22 +18,23 @@
 #include "muster/launch/failure.h"
 #include "muster/launch/options/options.h"
 #include "muster/launch/private_directories.h"
+#include "muster/launch/signals.h"
 
 namespace muster {
 namespace {
 
-// `muster run --hosts` on another host holds the other end of standard input, over ssh. When this input ends, the job
-// ends. Workers do not get this input.
+// `muster run --hosts` on another host holds the other end of standard input, over ssh. It sends signals as bytes. When
+// this input ends, the job ends. Workers do not get this input.
 void end_with_stdin() {
   const int input = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3);
   const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (null >= 0) ::dup2(null, STDIN_FILENO);
   // tidy: allow(detach) it waits for input until the process ends
   std::thread([input] {
-    char ignored = 0;
+    uint8_t byte = 0;
     ssize_t got = 0;
-    while ((got = ::read(input, &ignored, 1)) > 0 || (got < 0 && errno == EINTR)) {
-    }
+    while ((got = ::read(input, &byte, 1)) > 0 || (got < 0 && errno == EINTR))
+      if (const int number = got > 0 ? signal_of_byte(byte) : 0; number != 0) ::kill(::getpid(), number);
     ::kill(::getpid(), SIGTERM);
   }).detach();
 }
@@ -51,7 +52,7 @@ int run_here(const RunOptions& options, const std::string& own_path) {
     if (monitor_is_gone()) scratch.remove();
     return status;
   };
-  return run_monitored(agent, options.signals, [&] {
+  return run_monitored(agent, handled_signals(options.signals), [&] {
     remove_dead_status_files(current_environment());
     death_notice.send(options.secret);
   });

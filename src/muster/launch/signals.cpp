@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -22,6 +23,12 @@ void on_signal(int number) {
 }
 
 }  // namespace
+
+std::vector<int> handled_signals(std::vector<int> ending) {
+  for (const int number : kForwardedSignals)
+    if (std::ranges::find(ending, number) == ending.end()) ending.push_back(number);
+  return ending;
+}
 
 Result<std::unique_ptr<SignalPipe>> SignalPipe::open(Loop& loop, std::vector<int> signals,
                                                      std::function<void(int)> signaled,

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -8,6 +12,21 @@
 #include "muster/io/loop.h"
 
 namespace muster {
+
+/// Workers get these signals as they are, because programs handle them, for example to write a checkpoint (Slurm's
+/// --signal). Any other signal that ends the job becomes SIGTERM for the workers.
+inline constexpr std::array kForwardedSignals = {SIGHUP, SIGUSR1, SIGUSR2};
+constexpr bool is_forwarded(int number) {
+  return std::ranges::find(kForwardedSignals, number) != kForwardedSignals.end();
+}
+/// All signals that `muster run` handles: `ending`, which end the job, and kForwardedSignals.
+std::vector<int> handled_signals(std::vector<int> ending);
+
+/// `muster run --hosts` forwards a signal as this byte, on the standard input of the launcher on the other host. The
+/// lines of text before it have no such bytes.
+constexpr uint8_t byte_of_signal(int number) { return static_cast<uint8_t>(0x80 | number); }
+/// 0 if the byte is not that of a signal that is forwarded.
+constexpr int signal_of_byte(uint8_t byte) { return byte >= 0x80 && is_forwarded(byte & 0x7f) ? byte & 0x7f : 0; }
 
 /// Turns signals into callbacks on a loop. At most one object exists in a process at a time. A signal that is ignored
 /// (nohup) stays ignored, except SIGCHLD: if it were ignored, no child could be reaped.

@@ -19,6 +19,7 @@
 #include "muster/launch/command.h"
 #include "muster/launch/output/output_files.h"
 #include "muster/launch/process_tree.h"
+#include "muster/launch/signals.h"
 #include "muster/launch/timer.h"
 #include "muster/launch/workers/worker_environment.h"
 #include "muster/launch/workers/zygote.h"
@@ -48,7 +49,7 @@ class Agent : AgentActions {
   void join() override;
   void send(NodeEvent event) override { root_.send(std::move(event)); }
   Result<> start_workers(const Assignment& assignment) override;
-  void stop_workers() override { supervisor_->stop(); }
+  void stop_workers(int number) override { supervisor_->stop(number); }
   void kill_workers() override { supervisor_->kill(); }
   void notice(const std::string& text) override { console_.notice(text); }
   void progress(const std::string& text) override { console_.err().progress(this, "muster: ", text); }
@@ -58,6 +59,7 @@ class Agent : AgentActions {
   RootConnection::Events root_events();
   Supervisor::Events worker_events();
   void on_connected(const Result<>& connected);
+  void on_signal(int number);
   std::vector<WorkerSpec> worker_specs_of(const Assignment& assignment);
   void publish_workers();
   void leave_error_file() const;
@@ -91,7 +93,8 @@ Result<> Agent::prepare() {
   event_log_->record("run_started", {{"nproc", options_.nproc}, {"nnodes", options_.nnodes_max}});
   MUSTER_ASSIGN(cpus_, worker_cpus(options_));
   if (command_) start_zygote();
-  const Supervisor::Options options{host_, *outputs_, options_.signals, options_.shutdown_timeout, zygote_.get()};
+  const Supervisor::Options options{host_, *outputs_, handled_signals(options_.signals), options_.shutdown_timeout,
+                                    zygote_.get()};
   MUSTER_ASSIGN(supervisor_, Supervisor::create(loop_, console_, options, worker_events()));
   return {};
 }
@@ -135,10 +138,7 @@ Supervisor::Events Agent::worker_events() {
         state_.worker_failed({exit.status(), report});
       },
       [this] { state_.workers_succeeded(); },
-      [this](int number) {
-        event_log_->record("signal", {{"signal", std::string("SIG") + ::sigabbrev_np(number)}});
-        state_.signaled(number, monitor_is_gone());
-      },
+      [this](int number) { on_signal(number); },
       [this](const Error& error) { state_.start_failed(error); },
   };
 }
@@ -151,6 +151,15 @@ void Agent::on_connected(const Result<>& connected) {
   if (!command_) return state_.start_failed(command_.error());
   const NodeStore& node = root_.node();
   state_.root_found({several() ? node.root_url : node.url, node.root, node.root_moves, node.direct});
+}
+
+void Agent::on_signal(int number) {
+  const std::string name = std::string("SIG") + ::sigabbrev_np(number);
+  event_log_->record("signal", {{"signal", name}});
+  if (options_.ends_job(number)) return state_.signaled(number, monitor_is_gone());
+  if (!state_.has_workers()) return;
+  console_.notice(name + " on host " + host_ + ": passed to the workers");
+  supervisor_->forward(number);
 }
 
 void Agent::reconnect() {
@@ -244,6 +253,8 @@ int Agent::run() {
   console_.flush(kFlushTime);
   leave_error_file();
   supervisor_.reset();  // restores the default effect of signals
+  for (const int number : kForwardedSignals)
+    if (!options_.ends_job(number)) ::signal(number, SIG_IGN);  // there is no worker any more that could get it
   // Nodes that have not joined yet must hear that the command of this node cannot run.
   root_.leave(command_ ? 0 : options_.nnodes_min, options_.shutdown_timeout + options_.close_timeout);
   return outcome.status;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "muster/launch/failure.h"
+#include "muster/launch/signals.h"
 
 namespace muster {
 
@@ -80,7 +81,7 @@ void AgentStateMachine::stop(AfterStop next) {
   after_stop_ = has_reason ? std::max(after_stop_, next) : next;
   if (!has_workers()) return continue_after_stop();
   phase_ = AgentPhase::kStopping;
-  actions_.stop_workers();
+  actions_.stop_workers(SIGTERM);
 }
 
 void AgentStateMachine::workers_gone() {
@@ -121,7 +122,8 @@ void AgentStateMachine::signaled(int number, bool monitor_is_gone) {
   const bool has_root = phase_ != AgentPhase::kConnecting;
   // SIGTERM means that the system takes this host away. An elastic job continues if enough other nodes are left.
   if (number == SIGTERM && elastic_ && has_root && !root_.is_here) return leave(number, signal);
-  end({128 + number, signal + ": stopping the workers (once more kills them)"});
+  const int for_workers = is_forwarded(number) ? number : SIGTERM;
+  end({128 + number, signal + ": stopping the workers (once more kills them)"}, for_workers);
 }
 
 void AgentStateMachine::leave(int number, const std::string& signal) {
@@ -137,19 +139,19 @@ void AgentStateMachine::start_failed(const Error& error) {
   end({exit_status(error), error.message + " (host " + host_ + ")"});
 }
 
-void AgentStateMachine::end(Outcome outcome) {
+void AgentStateMachine::end(Outcome outcome, int signal) {
   if (outcome_) return;
   send(NodeEvent::Kind::kEnd, outcome);
-  finish(std::move(outcome));
+  finish(std::move(outcome), signal);
 }
 
-void AgentStateMachine::finish(Outcome outcome) {
+void AgentStateMachine::finish(Outcome outcome, int signal) {
   if (outcome_) return;
   outcome_ = std::move(outcome);
   say(outcome_->report);
   const bool stops = has_workers();
   phase_ = stops ? AgentPhase::kEnding : AgentPhase::kDone;
-  if (stops && outcome_->status != 0) actions_.stop_workers();  // after a success, workers end by themselves
+  if (stops && outcome_->status != 0) actions_.stop_workers(signal);  // after a success, workers end by themselves
 }
 
 void AgentStateMachine::send(NodeEvent::Kind kind, Outcome outcome) {

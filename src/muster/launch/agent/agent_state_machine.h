@@ -1,5 +1,6 @@
 #pragma once
 
+#include <csignal>
 #include <optional>
 #include <string>
 
@@ -28,8 +29,8 @@ class AgentActions {
   virtual void send(NodeEvent event) = 0;
   /// Events of these workers follow. Events of an earlier generation do not arrive any more.
   virtual Result<> start_workers(const Assignment& assignment) = 0;
-  /// Sends SIGTERM to all workers, and SIGKILL after the shutdown timeout. workers_gone() follows.
-  virtual void stop_workers() = 0;
+  /// Sends this signal to all workers, and SIGKILL after the shutdown timeout. workers_gone() follows.
+  virtual void stop_workers(int number) = 0;
   /// Sends SIGKILL to all workers.
   virtual void kill_workers() = 0;
   virtual void notice(const std::string& text) = 0;
@@ -80,14 +81,14 @@ class AgentStateMachine {
   void worker_failed(Outcome failure);
   /// No process of the current generation is left on this node. May be called several times.
   void workers_gone();
-  /// `monitor_is_gone`: the signal says that the agent's monitor was killed.
+  /// A signal that ends the job. `monitor_is_gone`: it says that the agent's monitor was killed.
   void signaled(int number, bool monitor_is_gone);
-  /// Ends the job for a reason that only this node knows.
-  void end(Outcome outcome);
+  /// Ends the job for a reason that only this node knows. This node's workers get the signal.
+  void end(Outcome outcome, int signal = SIGTERM);
   /// Ends the job because this node's workers cannot be started.
   void start_failed(const Error& error);
   /// Ends only this node.
-  void finish(Outcome outcome);
+  void finish(Outcome outcome, int signal = SIGTERM);
 
   AgentPhase phase() const { return phase_; }
   bool has_workers() const { return phase_ >= AgentPhase::kRunning && phase_ <= AgentPhase::kEnding; }

@@ -100,6 +100,7 @@ class HostsRun {
   Result<> start();
   Result<> start_node(size_t number, const std::string& directory, const Bytes& secret);
   void on_signal(int number);
+  void forward(int number);
   void reap();
   void on_end(Node& node, int wait_status);
   void close_silent_hosts();
@@ -147,8 +148,10 @@ Result<> HostsRun::start_node(size_t number, const std::string& directory, const
 
 Result<> HostsRun::start() {
   adopt_orphans();
-  MUSTER_ASSIGN(signals_, SignalPipe::open(
-                              loop_, options_.signals, [this](int number) { on_signal(number); }, [this] { reap(); }));
+  MUSTER_ASSIGN(signals_,
+                SignalPipe::open(
+                    loop_, handled_signals(options_.signals), [this](int number) { on_signal(number); },
+                    [this] { reap(); }));
   console_.on_room([this] {
     for (auto& node : nodes_) node.out->resume(), node.err->resume();
   });
@@ -159,7 +162,15 @@ Result<> HostsRun::start() {
   return {};
 }
 
+// The launcher on each host sends itself the signal that it reads (end_with_stdin() in cli/run.cpp).
+void HostsRun::forward(int number) {
+  const uint8_t byte = byte_of_signal(number);
+  for (const auto& node : nodes_)
+    if (node.in && ::write(node.in.get(), &byte, 1) != 1) console_.notice("cannot pass a signal to " + node.host);
+}
+
 void HostsRun::on_signal(int number) {
+  if (!options_.ends_job(number)) return forward(number);
   if (stopping_) return kill();
   status_ = 128 + number;
   stop(fmt::format("SIG{}: stopping the hosts (a second signal kills the connections)", ::sigabbrev_np(number)), {});

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 
 #include "muster/launch/cgroup.h"
@@ -158,11 +159,11 @@ void Supervisor::end_leftovers() {
   stop();
 }
 
-void Supervisor::stop() {
+void Supervisor::stop(int number) {
   if (phase_ >= Phase::kStopping || gone_) return;
   phase_ = Phase::kStopping;
-  timer_.start(options_.shutdown_timeout, [this] { escalate(); });
-  launcher_.terminate();
+  timer_.start(options_.shutdown_timeout, [this, number] { escalate(number); });
+  launcher_.terminate(number);
 }
 
 void Supervisor::kill() {
@@ -172,14 +173,14 @@ void Supervisor::kill() {
   launcher_.kill();
 }
 
-void Supervisor::escalate() {
+void Supervisor::escalate(int number) {
   std::vector<int> late;
   for (const auto& slot : slots_)
     if (!slot.exit && slot.pid != 0) late.push_back(slot.rank);
   if (!late.empty())
-    console_.notice(fmt::format("killing {} {}: still running {:g} s after SIGTERM",
-                                late.size() == 1 ? "rank" : "ranks", rank_list(late),
-                                std::chrono::duration<double>(options_.shutdown_timeout).count()));
+    console_.notice(fmt::format("killing {} {}: still running {:g} s after SIG{}", late.size() == 1 ? "rank" : "ranks",
+                                rank_list(late), std::chrono::duration<double>(options_.shutdown_timeout).count(),
+                                ::sigabbrev_np(number)));
   kill();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <csignal>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -28,7 +29,7 @@ class Supervisor {
     std::string host;
     OutputFiles& outputs;              ///< gets the workers' output; must outlive this
     std::vector<int> signals;          ///< signals that `signaled` reports
-    Duration shutdown_timeout;         ///< between SIGTERM and SIGKILL
+    Duration shutdown_timeout;         ///< between stop() and SIGKILL
     WorkerLauncher* zygote = nullptr;  ///< forks the workers; null: each worker is spawned
     std::string root = "/";            ///< the root directory, where cgroups are found
   };
@@ -51,9 +52,11 @@ class Supervisor {
   /// Call it once, and again each time when gone(). `specs` are in the order of local ranks. Returns the error of the
   /// first worker that cannot be started. The workers before it keep running.
   Result<> start(const std::vector<WorkerSpec>& specs);
-  /// Sends SIGTERM to the process groups of all workers and to processes that they left behind. SIGKILL follows after
-  /// the shutdown timeout.
-  void stop();
+  /// Sends a signal to the workers. They go on if they handle it.
+  void forward(int number) { launcher_.signal(number); }
+  /// Ends the workers and the processes that they left behind (WorkerLauncher::terminate()). SIGKILL follows after the
+  /// shutdown timeout.
+  void stop(int number = SIGTERM);
   /// Sends SIGKILL to all of them at once.
   void kill();
   /// True if no process of this generation is left.
@@ -86,7 +89,7 @@ class Supervisor {
   void report_failure(const Slot& slot);
   void finish_when_all_succeeded();
   void end_leftovers();
-  void escalate();
+  void escalate(int number);
   void on_gone();
 
   Console& console_;

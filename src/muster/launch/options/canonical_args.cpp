@@ -187,7 +187,9 @@ std::string run_help() {
       "torchrun.\n"
       "Workers get torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, ...).\n"
       "OMP_NUM_THREADS defaults to the CPUs of this node divided by its workers.\n"
-      "MUSTER_PYTHON names another Python for the workers.");
+      "MUSTER_PYTHON names another Python for the workers.\n"
+      "SIGUSR1 and SIGUSR2 are passed to the workers. SIGHUP is passed to them, too, and ends the job. A worker that "
+      "does not handle the signal dies of it. For other signals that end the job, workers get SIGTERM.");
   std::string help = app->help();
   constexpr std::string_view kUsage = "[OPTIONS]";
   if (const size_t at = help.find(kUsage); at != std::string::npos)

@@ -65,8 +65,8 @@ constexpr OptionRow kTable[] = {
      &Raw::monitor_interval},
     {kFailing, "--shutdown-timeout", "SECONDS", "time between SIGTERM and SIGKILL when workers are stopped (30)",
      &Raw::shutdown_timeout},
-    {kFailing, "--signals-to-handle", "SIGNAL,...", "signals that end the job, besides SIGTERM, SIGINT and SIGHUP",
-     &Raw::signals},
+    {kFailing, "--signals-to-handle", "SIGNAL,...",
+     "signals that end the job, besides SIGTERM, SIGINT and SIGHUP; see below for SIGUSR1 and SIGUSR2", &Raw::signals},
 
     {kOutput, "--log-dir", "DIR", "keep the workers' output in DIR/ID_XXXXXX/attempt_N/LOCAL_RANK/", &Raw::log_dir},
     {kOutput, "-r,--redirects", "STREAMS",

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -128,6 +129,7 @@ struct RunOptions {
   std::vector<std::string> canonical_args;
 
   bool elastic() const { return nnodes_min != nnodes_max; }
+  bool ends_job(int signal) const { return std::find(signals.begin(), signals.end(), signal) != signals.end(); }
 };
 
 /// Parses the arguments of `muster run` (see parse_args()). kInvalidArgument: the message names the option and its

@@ -18,10 +18,14 @@ void SpawnLauncher::start(const WorkerSpec& spec, WorkerPipes pipes) {
   events_.started(spec.rank, *pid);
 }
 
-void SpawnLauncher::terminate() {
+void SpawnLauncher::signal(int number) {
+  for (const pid_t pid : workers_) ::kill(pid, number);
+}
+
+void SpawnLauncher::terminate(int number) {
   mode_ = Mode::kTerminate;
   terminated_.clear();
-  signal_workers(SIGTERM);
+  number == SIGTERM ? signal_groups(number) : signal(number);
   reap();
 }
 
@@ -33,7 +37,7 @@ void SpawnLauncher::kill() {
 // Repeats on a timer, because no signal announces an orphan.
 void SpawnLauncher::keep_killing() {
   timer_.stop();
-  signal_workers(SIGKILL);
+  signal_groups(SIGKILL);
   kill_children();
   reap();
   if (mode_ == Mode::kKill) timer_.start(kKillPause, [this] { keep_killing(); });
@@ -63,7 +67,7 @@ void SpawnLauncher::reap() {
   events_.empty();
 }
 
-void SpawnLauncher::signal_workers(int number) {
+void SpawnLauncher::signal_groups(int number) {
   for (const pid_t pid : workers_) {
     // A process group's number stays in use until its leader is reaped and all members are gone. After that another
     // group may get the number. So only groups whose leader is not yet reaped are signaled, and orphans are signaled

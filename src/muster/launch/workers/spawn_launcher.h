@@ -13,7 +13,8 @@ class SpawnLauncher : public WorkerLauncher {
   explicit SpawnLauncher(Loop& loop) : timer_(loop) {}
 
   void start(const WorkerSpec& spec, WorkerPipes pipes) override;
-  void terminate() override;
+  void signal(int number) override;
+  void terminate(int number) override;
   void kill() override;
   void list_left(std::function<void(const std::vector<ChildProcess>&)> answer) override;
   void child_ended() override { reap(); }
@@ -21,7 +22,7 @@ class SpawnLauncher : public WorkerLauncher {
  private:
   enum class Mode { kRun, kTerminate, kKill };
   void reap();
-  void signal_workers(int number);
+  void signal_groups(int number);
   void terminate_orphans();
   void keep_killing();
 

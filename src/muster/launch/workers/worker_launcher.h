@@ -27,8 +27,11 @@ class WorkerLauncher {
   void attach(Events events) { events_ = std::move(events); }
 
   virtual void start(const WorkerSpec& spec, WorkerPipes pipes) = 0;
-  /// Sends SIGTERM to the process groups of all workers and to their orphans, also to orphans that appear later.
-  virtual void terminate() = 0;
+  /// Sends a signal to the workers, but not to the processes that they have started.
+  virtual void signal(int number) = 0;
+  /// Ends all processes. Sends SIGTERM to the process groups of all workers, or another signal to the workers only.
+  /// Orphans get SIGTERM, also those that appear later.
+  virtual void terminate(int number) = 0;
   /// Sends SIGKILL to all processes until none is left.
   virtual void kill() = 0;
   /// Lists the processes that workers left behind. `answer` may be called later, or never if the zygote is lost.

@@ -2,12 +2,12 @@
 //
 //   agent to zygote                                zygote to agent
 //   start RANK   with descriptors (below)          ready PID           torch is imported
-//   term         SIGTERM to all workers' groups,   started RANK PID    the agent can close the worker's descriptors
-//                and to orphans as they appear     failed RANK TEXT    the worker could not be started
-//   kill         SIGKILL until nothing is left     ended PID STATUS    as waitpid() reports it
-//   left         list processes besides workers    left {PID NL NAME NL}
-//                                                  empty               no process is left
-//                                                  unfit TEXT          spawn workers instead; the zygote ends
+//   signal N     signal N to all workers           started RANK PID    the agent can close the worker's descriptors
+//   term N       N=15: SIGTERM to their groups,    failed RANK TEXT    the worker could not be started
+//                else as `signal N`; SIGTERM       ended PID STATUS    as waitpid() reports it
+//                to orphans as they appear         left {PID NL NAME NL}
+//   kill         SIGKILL until nothing is left     empty               no process is left
+//   left         list processes besides workers    unfit TEXT          spawn workers instead; the zygote ends
 //                                                  refused TEXT        a module fails after a fork; the zygote ends
 //
 // A start has these descriptors: a file, and the worker's standard input, output and error. The file holds words that
@@ -170,10 +170,15 @@ bool Zygote::stop_before_start() {
   return true;
 }
 
-void Zygote::terminate() {
-  if (state_ == State::kFallback) return local_.terminate();
+void Zygote::signal(int number) {
+  if (state_ == State::kFallback) return local_.signal(number);
+  if (state_ == State::kReady) (void)send_message(channel_.get(), fmt::format("signal {}", number));
+}
+
+void Zygote::terminate(int number) {
+  if (state_ == State::kFallback) return local_.terminate(number);
   if (state_ == State::kSweeping || stop_before_start()) return;
-  if (!send_message(channel_.get(), "term")) on_lost();
+  if (!send_message(channel_.get(), fmt::format("term {}", number))) on_lost();
 }
 
 void Zygote::kill() {

@@ -40,7 +40,8 @@ class Zygote : public WorkerLauncher {
   ~Zygote() override;
 
   void start(const WorkerSpec& spec, WorkerPipes pipes) override;
-  void terminate() override;
+  void signal(int number) override;
+  void terminate(int number) override;
   void kill() override;
   void list_left(std::function<void(const std::vector<ChildProcess>&)> answer) override;
   void child_ended() override;
