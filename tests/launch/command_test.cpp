@@ -101,6 +101,16 @@ TEST_F(Commands, AScriptThatIsMissingIsNamed) {
               HasSubstr("__main__.py"));
 }
 
+TEST_F(Commands, AScriptThatCannotBeInspectedIsNotMissing) {
+  RunOptions options;
+  options.program = folder_ + "/loop.py";
+  std::filesystem::create_symlink("loop.py", options.program);
+  const auto command = worker_command(options, "muster", {{"MUSTER_PYTHON", "/bin/sh"}});
+  ASSERT_FALSE(command);
+  EXPECT_EQ(command.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(command.error().message, HasSubstr("/loop.py': Too many levels of symbolic links"));
+}
+
 TEST_F(Commands, AProgramIsAPathOrIsSearchedFor) {
   const std::string path = file("tool", 0755);
   EXPECT_THAT(worker_command(program(path), "muster", {}).value(), ElementsAre(path, "a", "--b"));

@@ -1,8 +1,10 @@
-"""Tests `muster run` in a container: the limits of a cgroup."""
+"""Tests `muster run` in containers: limits of a cgroup, no directory to write to, no network."""
 
 import contextlib
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -60,3 +62,18 @@ def test_the_out_of_memory_killer_is_named(limit: Limit, launch: Launch, script:
     assert re.search(r"rank 1 .* \(SIGKILL\): the kernel's out-of-memory killer ended it, the memory limit is 128 MiB",
                      job.err), job.err  # fmt: skip
     assert job.left_behind() == []
+
+
+def test_a_read_only_file_system_is_named(launch: Launch) -> None:
+    job = launch("-m", "platform", env={"TMPDIR": "/proc"})  # no user can make a directory there
+    assert job.finish() == 1
+    assert re.search(r"cannot create a directory in /proc: .*; set TMPDIR to a directory", job.err), job.err
+
+
+def test_a_loopback_that_is_down_is_named(launch: Launch) -> None:
+    isolated = ["unshare", "--map-root-user", "--net"]
+    if not shutil.which("unshare") or subprocess.run([*isolated, "true"], stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("this process cannot make a network namespace")
+    jobs = [launch("--no-python", "true", before=before) for before in ([], isolated)]
+    assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
+    assert ["the loopback interface is down" in job.err for job in jobs] == [False, True]

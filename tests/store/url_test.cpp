@@ -67,6 +67,9 @@ TEST(OpenStore, GivesEachGenerationOfAJobKeysOfItsOwn) {
   unsetenv("MUSTER_GENERATION");
   EXPECT_EQ((*store_from_environment(soon))->list_keys("", soon),
             (std::vector<Key>{"generation/0/n", "generation/1/n"}));
+  setenv("MUSTER_RUN_ID", "job", 1);
+  expect_error(store_from_environment(soon), ErrorCode::kInvalidArgument, "MUSTER_GENERATION is not set");
+  unsetenv("MUSTER_RUN_ID");
   unsetenv("MUSTER_STORE");
   unlink(url.substr(std::string("file://").size()).c_str());
 }

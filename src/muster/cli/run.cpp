@@ -43,8 +43,13 @@ int run_here(const RunOptions& options, const std::string& own_path) {
   if (!options.cluster.empty() && options.node_rank.value_or(0) == 0)
     std::fprintf(stderr, "muster: taken from %s\n", options.cluster.c_str());
   const ScratchDirectory scratch;
-  if (scratch.path().empty())
-    return print_error("run", "cannot create a temporary directory: " + std::string(std::strerror(errno)), 1);
+  if (scratch.path().empty()) {
+    const std::string reason = std::strerror(errno);
+    return print_error("run",
+                       "cannot create a directory in " + temporary_directory() + ": " + reason +
+                           "; set TMPDIR to a directory that can be written",
+                       1);
+  }
   DeathNotice death_notice;
   const auto agent = [&] {
     if (options.until_stdin_ends) end_with_stdin();

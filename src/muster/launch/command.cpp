@@ -3,9 +3,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <system_error>
 
 namespace muster {
 namespace {
@@ -16,6 +18,12 @@ constexpr const char* kRunPath = "import runpy, sys; del sys.argv[0]; runpy.run_
 tl::unexpected<Error> cannot_start(const std::string& path, const std::string& why,
                                    ErrorCode code = ErrorCode::kInvalidArgument) {
   return fail(code, "cannot start '" + path + "': " + why);
+}
+
+// Call it after stat() has failed. A directory above the file may be unreadable, for example.
+tl::unexpected<Error> cannot_inspect(const std::string& path) {
+  if (errno == ENOENT || errno == ENOTDIR) return cannot_start(path, "no such file", ErrorCode::kNotFound);
+  return cannot_start(path, std::generic_category().message(errno));
 }
 
 bool is_file(const std::string& path) {
@@ -44,8 +52,8 @@ bool is_machine_code(const std::string& path) {
 
 Result<> check_script(const std::string& path) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return cannot_start(path, "no such file", ErrorCode::kNotFound);
-  if (::access(path.c_str(), R_OK) != 0) return cannot_start(path, "it is not readable");
+  if (::stat(path.c_str(), &info) != 0) return cannot_inspect(path);
+  if (::access(path.c_str(), R_OK) != 0) return cannot_start(path, "it is not readable (chmod +r)");
   if (S_ISDIR(info.st_mode) && !is_file(path + "/__main__.py"))
     return cannot_start(path, "it is a directory without a __main__.py");
   if (is_machine_code(path)) return cannot_start(path, "it is not a Python script; give --no-python");
@@ -61,7 +69,7 @@ Result<std::string> find_program(const std::string& word, const Environment& env
     return cannot_start(word, "there is no such program on PATH" + hint, ErrorCode::kNotFound);
   }
   struct stat info {};
-  if (::stat(word.c_str(), &info) != 0) return cannot_start(word, "no such file", ErrorCode::kNotFound);
+  if (::stat(word.c_str(), &info) != 0) return cannot_inspect(word);
   if (S_ISDIR(info.st_mode)) return cannot_start(word, "it is a directory");
   if (::access(word.c_str(), X_OK) != 0) return cannot_start(word, "it is not executable (chmod +x)");
   return word;

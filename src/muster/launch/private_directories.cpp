@@ -68,7 +68,8 @@ Result<std::string> user_directory(const Environment& environment) {
   constexpr size_t kMaxSeconds = sizeof(sockaddr_un::sun_path) - std::string_view("/muster/").size() - kMaxName - 1;
   const bool has_runtime = runtime.size() <= kMaxSeconds && ::access(runtime.c_str(), W_OK) == 0;
   std::string directory = has_runtime ? runtime + "/muster" : "/tmp/muster-" + std::to_string(::geteuid());
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return fail_errno(errno, "cannot create " + directory);
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+    return fail_errno(errno, "cannot create " + directory + " (set XDG_RUNTIME_DIR to another directory)");
   struct stat info {};
   if (::lstat(directory.c_str(), &info) != 0) return fail_errno(errno, "cannot inspect " + directory);
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0)

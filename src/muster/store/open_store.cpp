@@ -46,10 +46,15 @@ Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline) 
   if (url == nullptr) {
     return fail(ErrorCode::kNotFound, "MUSTER_STORE is not set: this process was not started by `muster run`");
   }
-  MUSTER_ASSIGN(const Bytes secret, secret_from_environment());
-  MUSTER_ASSIGN(std::unique_ptr<Store> store, open_store(url, secret, deadline));
   // Each generation of the job has its own keys, so a restarted job does not see the keys of the generation before.
   const char* generation = std::getenv("MUSTER_GENERATION");
+  if (generation == nullptr && std::getenv("MUSTER_RUN_ID") != nullptr) {
+    return fail(ErrorCode::kInvalidArgument,
+                "MUSTER_GENERATION is not set, but MUSTER_RUN_ID is: a process that a worker starts needs all MUSTER_ "
+                "variables that `muster run` sets");
+  }
+  MUSTER_ASSIGN(const Bytes secret, secret_from_environment());
+  MUSTER_ASSIGN(std::unique_ptr<Store> store, open_store(url, secret, deadline));
   if (generation == nullptr) return store;
   return prefix_store("generation/" + std::string(generation), std::move(store));
 }

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "muster/base/host_name.h"
+#include "muster/io/address.h"
 #include "muster/io/host_identity.h"
 #include "muster/launch/agent/agent_monitor.h"
 #include "muster/launch/agent/agent_state_machine.h"
@@ -28,6 +29,9 @@ namespace muster {
 namespace {
 
 constexpr Duration kPublishDelay = std::chrono::milliseconds(500);
+
+// A container may have its own network, with no interface up.
+bool is_loopback_up() { return local_address_towards(*Address::parse("127.0.0.1:0")).has_value(); }
 
 // Carries out the decisions of the state machine. Everything runs on the thread that drives the loop.
 //
@@ -88,6 +92,8 @@ Result<> Agent::prepare() {
   command_ = worker_command(options_, own_path_, environment_);
   if (!command_ && !several()) return tl::unexpected(command_.error());
   if (!options_.local_addr.empty()) MUSTER_TRY(interface_address(options_.local_addr));
+  if (!is_loopback_up())
+    console_.notice("the loopback interface is down: workers cannot reach MASTER_ADDR until `ip link set lo up`");
   MUSTER_ASSIGN(outputs_, OutputFiles::create(loop_, console_, options_, environment_, scratch_));
   MUSTER_ASSIGN(event_log_, EventLog::open(options_, host_, console_));
   event_log_->record("run_started", {{"nproc", options_.nproc}, {"nnodes", options_.nnodes_max}});
