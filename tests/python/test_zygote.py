@@ -437,7 +437,7 @@ def test_the_warm_zygote_is_used_and_reported(
     job = launch(script("print(os.getppid(), flush=True)\nsignal.pause()"))
     zygote = int(job.expect(r"\[rank 0] (\d+)")[0][1])
     assert parent_of(zygote) == pid
-    assert "1 run," in call(muster, warm, "status").stdout
+    assert re.search(r"; 1 run now, [1-9]\d* in total,", call(muster, warm, "status").stdout)
     job.send(signal.SIGTERM)
     assert job.finish() == 143
 
@@ -465,7 +465,7 @@ def test_a_changed_package_restarts_the_warm_zygote(
         assert "version" in call(muster, env, "status").stdout
     finally:
         stopped = call(muster, env, "stop").stdout
-    pid = re.match(r"stopped pid (\d+): .* 0 runs", stopped)
+    pid = re.match(r"stopped pid (\d+): .*; 0 runs now, ", stopped)
     assert pid and is_gone(int(pid[1])), stopped
     assert call(muster, env, "status").returncode == 1
 

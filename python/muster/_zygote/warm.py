@@ -60,6 +60,7 @@ class WarmZygote:
         self._idle = idle
         self._preload = preload
         self._runs: set[int] = set()
+        self._served = 0  # runs since the imports, with those that have ended
         self._ends_at = time.monotonic() + idle
         self._stopping = False
         self._fingerprint: Fingerprint | None = None
@@ -154,6 +155,7 @@ class WarmZygote:
             "python": sys.executable,
             "preload": ",".join(self._preload),
             "runs": len(self._runs),
+            "served": self._served,
             "left": round(max(0.0, self._ends_at - time.monotonic())),
             "failure": self._failure,
         }
@@ -181,6 +183,7 @@ class WarmZygote:
             return channel
         if pid > 0:
             self._runs.add(pid)
+            self._served += 1
         channel.close()
         os.close(output)
         return None

@@ -57,9 +57,10 @@ Result<Facts> ask(const std::string& path, const char* question, Duration patien
 std::string describe(const Facts& facts) {
   const auto fact = [&](const char* name) { return value_of(facts, name); };
   const std::string preload = fact("preload").empty() ? "" : " and " + fact("preload");
-  return fmt::format("pid {}: {} with torch{}; {} run{}, ends {}", fact("pid"), fact("python"), preload, fact("runs"),
-                     fact("runs") == "1" ? "" : "s",
-                     fact("runs") == "0" ? "after " + fact("left") + " s without one" : "some time after them");
+  const bool idle = fact("runs") == "0";
+  return fmt::format("pid {}: {} with torch{}; {} run{} now, {} in total, ends {}", fact("pid"), fact("python"),
+                     preload, fact("runs"), fact("runs") == "1" ? "" : "s", fact("served"),
+                     idle ? "after " + fact("left") + " s without one" : "some time after them");
 }
 
 std::vector<std::string> sockets(const std::string& directory) {
