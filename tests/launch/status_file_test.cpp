@@ -56,5 +56,31 @@ TEST(StatusFile, NextAgentRemovesFilesOfDeadAgents) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(UserDirectory, IsRemovedByItsLastUser) {
+  std::string folder = "/tmp/muster-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const Environment environment = {{"XDG_RUNTIME_DIR", folder}};
+  const std::string directory = folder + "/muster", other = directory + "/warm-1";
+  EXPECT_EQ(user_directory(environment, /*create=*/false).value(), directory);
+  EXPECT_FALSE(std::filesystem::exists(directory));
+  {
+    const StatusFile own(environment, "job");
+    std::ofstream(other) << "";
+  }
+  EXPECT_TRUE(std::filesystem::exists(other));
+  std::filesystem::remove(other);
+  { const StatusFile own(environment, "job"); }
+  EXPECT_FALSE(std::filesystem::exists(directory));
+  {
+    const auto lock = lock_user_directory(environment);
+    ASSERT_TRUE(lock) << lock.error().message;
+    remove_user_directory(directory);
+    EXPECT_TRUE(std::filesystem::exists(directory)) << "the process with the lock is about to use it";
+  }
+  remove_user_directory(directory);
+  EXPECT_FALSE(std::filesystem::exists(directory));
+  std::filesystem::remove_all(folder);
+}
+
 }  // namespace
 }  // namespace muster

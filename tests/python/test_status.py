@@ -49,8 +49,7 @@ def test_status_shows_only_running_jobs(runtime: Path) -> None:
         assert status("another").returncode == 1
         os.kill(job.agent(), signal.SIGKILL)
         job.finish()
-        left = [path.name for path in (runtime / "muster").iterdir() if path.name.startswith("job-")]
-        assert left == [], "no one requested the status since"
+        assert not (runtime / "muster").exists(), "no one requested the status since"
         assert json.loads(status("--json").stdout) == [], "a dead agent's job is shown"
     finally:
         job.close()

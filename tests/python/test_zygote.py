@@ -397,7 +397,7 @@ def test_a_warm_zygote_refuses_other_users(muster: str, warm: dict[str, str], ru
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_warm_socket_of_another_user_is_ignored(muster: str, settings: dict[str, str], own_runtime: Path) -> None:
     env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
-    assert call(muster, env, "status").returncode == 1
+    (own_runtime / "muster").mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(str(own_runtime / "muster" / "warm-0"))
         read, write = os.pipe()
@@ -493,6 +493,7 @@ def test_idle_and_broken_warm_zygotes_end(muster: str, settings: dict[str, str],
     assert done.returncode == 1 and "--preload no_such_module cannot be imported" in done.stderr
     assert call(muster, env, "--idle=0.1").returncode == 0
     wait_until(lambda: call(muster, env, "status").returncode == 1)
-    own_runtime.joinpath("muster").chmod(0o755)
+    assert not (own_runtime / "muster").exists()
+    (own_runtime / "muster").mkdir(mode=0o755)
     done = call(muster, env)
     assert done.returncode == 1 and "not a private directory of this user" in done.stderr

@@ -117,6 +117,7 @@ class WarmZygote:
             with contextlib.suppress(OSError):
                 if os.lstat(self._path).st_ino == self._inode:  # otherwise the path belongs to a successor
                     os.unlink(self._path)
+                    _remove_if_unused(os.path.dirname(self._path))
             self._listener.close()
 
     def _reap(self) -> None:
@@ -220,6 +221,18 @@ class WarmZygote:
         os.dup2(text, 3)
         os.dup2(socket_copy, 4)
         os.execv(sys.executable, sys.orig_argv)
+
+
+def _remove_if_unused(folder: str) -> None:
+    """Does what remove_user_directory() in private_directories.h does. Raises OSError if the directory stays."""
+    import fcntl
+
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # `muster warm` may be about to use it
+        os.rmdir(folder)
+    finally:
+        os.close(fd)
 
 
 def _refuse(channel: socket.socket, reason: str) -> None:

@@ -158,12 +158,13 @@ int status_command(const std::string&, const std::vector<std::string>& args) {
   app.add_flag("--json", as_json, "print one JSON array, with --watch one per line");
   app.add_option("RUN_ID", run_id, "show only the job with this --rdzv-id")->type_name("");
   if (const auto end = parse_command_line(app, args)) return *end;
-  const auto directory = user_directory(current_environment());
+  const auto directory = user_directory(current_environment(), /*create=*/false);
   if (!directory) return print_error("status", directory.error().message, 1);
   while (true) {
     const json jobs = collect(*directory, run_id);
     if (watch && !as_json && ::isatty(STDOUT_FILENO) == 1) std::fputs("\x1b[H\x1b[2J", stdout);
     show(jobs, run_id, as_json);
+    if (jobs.empty()) remove_user_directory(*directory);  // it may have had files of dead agents
     if (!watch || jobs.empty()) return jobs.empty() ? 1 : 0;
     std::this_thread::sleep_for(kInterval);  // tidy: allow(sleep) the interval of --watch
   }

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -93,18 +92,16 @@ int start(const std::string& own_path, const WarmOptions& options) {
   const Environment environment = current_environment();
   const auto python = find_python(own_path, environment);
   if (!python) return print_error("warm", python.error().message, 127);
-  const auto directory = user_directory(environment);
-  if (!directory) return print_error("warm", directory.error().message, 1);
   // Only one process at a time continues here, so that a second one finds the zygote of the first one.
-  const Fd lock(::open((*directory + "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (lock) ::flock(lock.get(), LOCK_EX);
+  const auto lock = lock_user_directory(environment);
+  if (!lock) return print_error("warm", lock.error().message, 1);
   const WarmKey key{*python, options.preload, environment};
   const std::string path = warm_path(key).value_or("");
   if (const auto facts = ask(path, "status", kAnswerTime)) {
     std::printf("muster: warm already: %s\n", describe(*facts).c_str());
     return 0;
   }
-  stop_replaced(*directory, *python, fmt::format("{}", fmt::join(options.preload, ",")));
+  stop_replaced(std::filesystem::path(path).parent_path(), *python, fmt::format("{}", fmt::join(options.preload, ",")));
   const auto listener = listen_at(path);
   if (!listener) return print_error("warm", listener.error().message, 1);
   const Fd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -129,7 +126,7 @@ void await_end(const Facts& facts) {
 }
 
 int show(bool stop) {
-  const auto directory = user_directory(current_environment());
+  const auto directory = user_directory(current_environment(), /*create=*/false);
   if (!directory) return print_error("warm", directory.error().message, 1);
   int found = 0;
   for (const auto& path : sockets(*directory)) {
@@ -160,8 +157,10 @@ int warm_command(const std::string& own_path, const std::vector<std::string>& ar
       ->check(number_between(0.1, 1e7, "a number of seconds from 0.1 up"))
       ->capture_default_str();
   if (const auto end = parse_command_line(app, args)) return *end;
-  if (options.action == "start") return start(own_path, options);
-  return show(options.action == "stop");
+  const int status = options.action == "start" ? start(own_path, options) : show(options.action == "stop");
+  // After an error, or if the last zygote was stopped, there may be nothing left in the directory.
+  if (const auto directory = user_directory(current_environment(), /*create=*/false)) remove_user_directory(*directory);
+  return status;
 }
 
 }  // namespace muster

@@ -41,6 +41,14 @@ void remove_abandoned(const fs::path& parent) {
   }
 }
 
+// True if `path` is still the file or directory that was opened.
+bool is_at(const std::string& path, const Fd& file) {
+  struct stat opened {
+  }, current{};
+  return ::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &current) == 0 && opened.st_dev == current.st_dev &&
+         opened.st_ino == current.st_ino;
+}
+
 }  // namespace
 
 Fd make_locked_file(const std::string& path) {
@@ -56,27 +64,42 @@ Fd make_locked_file(const std::string& path) {
 bool remove_abandoned_file(const std::string& path) {
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (!file || ::flock(file.get(), LOCK_SH | LOCK_NB) != 0) return false;
-  struct stat opened {
-  }, current{};
-  const bool same = ::fstat(file.get(), &opened) == 0 && ::lstat(path.c_str(), &current) == 0 &&
-                    opened.st_dev == current.st_dev && opened.st_ino == current.st_ino;
-  return same && ::unlink(path.c_str()) == 0;  // otherwise another process has just replaced the file
+  return is_at(path, file) && ::unlink(path.c_str()) == 0;  // otherwise another process has just replaced the file
 }
 
-Result<std::string> user_directory(const Environment& environment) {
+Result<std::string> user_directory(const Environment& environment, bool create) {
   const std::string runtime = value_of(environment, "XDG_RUNTIME_DIR");
   constexpr size_t kMaxSeconds = sizeof(sockaddr_un::sun_path) - std::string_view("/muster/").size() - kMaxName - 1;
   const bool has_runtime = runtime.size() <= kMaxSeconds && ::access(runtime.c_str(), W_OK) == 0;
   std::string directory = has_runtime ? runtime + "/muster" : "/tmp/muster-" + std::to_string(::geteuid());
-  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+  if (create && ::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
     return fail_errno(errno, "cannot create " + directory + " (set XDG_RUNTIME_DIR to another directory)");
   struct stat info {};
-  if (::lstat(directory.c_str(), &info) != 0) return fail_errno(errno, "cannot inspect " + directory);
+  if (::lstat(directory.c_str(), &info) != 0) {
+    if (errno == ENOENT) return directory;  // not made, or removed since
+    return fail_errno(errno, "cannot inspect " + directory);
+  }
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0)
     return fail(
         ErrorCode::kUnavailable,
         directory + " is not a private directory of this user: remove it, or set XDG_RUNTIME_DIR to another directory");
   return directory;
+}
+
+Result<Fd> lock_user_directory(const Environment& environment) {
+  while (true) {
+    MUSTER_ASSIGN(const std::string directory, user_directory(environment));
+    Fd lock(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!lock && errno == ENOENT) continue;  // removed since
+    if (!lock || ::flock(lock.get(), LOCK_EX) != 0) return fail_errno(errno, "cannot lock " + directory);
+    if (is_at(directory, lock)) return lock;
+  }
+}
+
+void remove_user_directory(const std::string& directory) {
+  const Fd lock(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  // Several processes may remove it at the same time, so that the last one does.
+  if (lock && ::flock(lock.get(), LOCK_SH | LOCK_NB) == 0) ::rmdir(directory.c_str());
 }
 
 Result<Address> socket_at(const std::string& path) { return Address::parse("unix:" + path); }

@@ -17,10 +17,20 @@ Fd make_locked_file(const std::string& path);
 /// Removes a file of make_locked_file() if its process has died. Returns true if it removed the file.
 bool remove_abandoned_file(const std::string& path);
 
-/// The directory where this user's processes on this host find each other: in $XDG_RUNTIME_DIR, else in /tmp. It is
-/// created with mode 0700 if it does not exist. kUnavailable if it belongs to another user or other users can enter it.
-/// Its path is short enough for sockets in it with names of up to 32 bytes.
-Result<std::string> user_directory(const Environment& environment);
+/// The directory where this user's processes on this host find each other: in $XDG_RUNTIME_DIR, else in /tmp. With
+/// `create` it is made with mode 0700 if it does not exist. kUnavailable if it belongs to another user or other users
+/// can enter it. Its path is short enough for sockets in it with names of up to 32 bytes.
+///
+/// Another process may remove the directory while it is empty. So make it again if a file in it cannot be created with
+/// ENOENT, or use lock_user_directory().
+Result<std::string> user_directory(const Environment& environment, bool create = true);
+
+/// Makes user_directory() if necessary, and locks it: no other process can lock or remove it.
+Result<Fd> lock_user_directory(const Environment& environment);
+
+/// Removes user_directory() if it is empty and not locked. Processes call it after they have removed their own files,
+/// so that the last one leaves nothing behind.
+void remove_user_directory(const std::string& directory);
 
 /// The address of a Unix socket. kInvalidArgument if the path is too long.
 Result<Address> socket_at(const std::string& path);

@@ -27,7 +27,7 @@ class StatusFile {
   Fd file_;
 };
 
-/// Removes the files of this user's dead agents.
+/// Removes the files of this user's dead agents, and their directory if it is empty then.
 void remove_dead_status_files(const Environment& environment);
 
 }  // namespace muster

@@ -46,7 +46,7 @@ std::string warm_digest(const WarmKey& key) {
 }
 
 Result<std::string> warm_path(const WarmKey& key) {
-  MUSTER_ASSIGN(const std::string directory, user_directory(key.environment));
+  MUSTER_ASSIGN(const std::string directory, user_directory(key.environment, /*create=*/false));
   return directory + "/warm-" + warm_digest(key);
 }
 
