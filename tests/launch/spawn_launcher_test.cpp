@@ -72,7 +72,9 @@ TEST_F(SpawnLauncherTest, SignalsWorkersAndNotTheirChildren) {
     ended_.clear();
     empties_ = 0;
     // The worker stops itself when its handler is set. Its exit status is the signal that ended its child.
-    start(0, "trap 'kill $!; wait $!; exit $(($? - 128))' USR1; sleep 1000 & kill -STOP $$; while :; do wait; done");
+    start(0,
+          "exec 2> /dev/null; trap 'kill $!; wait $!; exit $(($? - 128))' USR1; sleep 1000 & kill -STOP $$; while :; "
+          "do wait; done");
     siginfo_t info{};
     ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(pids_[0]), &info, WSTOPPED), 0);
     ::kill(pids_[0], SIGCONT);

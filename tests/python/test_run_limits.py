@@ -74,6 +74,6 @@ def test_a_loopback_that_is_down_is_named(launch: Launch) -> None:
     isolated = ["unshare", "--map-root-user", "--net"]
     if not shutil.which("unshare") or subprocess.run([*isolated, "true"], stderr=subprocess.DEVNULL).returncode:
         pytest.skip("this process cannot make a network namespace")
-    jobs = [launch("--no-python", "true", before=before) for before in ([], isolated)]
+    jobs = [launch("--no-python", "/bin/true", before=before) for before in ([], isolated)]
     assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
     assert ["the loopback interface is down" in job.err for job in jobs] == [False, True]

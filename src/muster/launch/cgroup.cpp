@@ -32,7 +32,7 @@ std::string own_cgroup(const std::string& root, const std::string& controller) {
     std::getline(fields, number, ':');
     std::getline(fields, controllers, ':');
     std::getline(fields, path);
-    if (has_controller(controllers, controller)) return path;
+    if (controllers == controller || has_controller(controllers, controller)) return path;
   }
   return "";
 }

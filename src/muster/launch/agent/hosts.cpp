@@ -148,10 +148,9 @@ Result<> HostsRun::start_node(size_t number, const std::string& directory, const
 
 Result<> HostsRun::start() {
   adopt_orphans();
-  MUSTER_ASSIGN(signals_,
-                SignalPipe::open(
-                    loop_, handled_signals(options_.signals), [this](int number) { on_signal(number); },
-                    [this] { reap(); }));
+  MUSTER_ASSIGN(signals_, SignalPipe::open(
+                              loop_, handled_signals(options_.signals), [this](int number) { on_signal(number); },
+                              [this] { reap(); }));
   console_.on_room([this] {
     for (auto& node : nodes_) node.out->resume(), node.err->resume();
   });
