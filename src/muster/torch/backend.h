@@ -13,6 +13,7 @@
 
 #include "muster/group/group.h"
 #include "muster/torch/c10d/tensor_request.h"
+#include "muster/torch/c10d/torch_versions.h"
 #include "muster/torch/c10d/work.h"
 
 namespace muster {
@@ -76,6 +77,29 @@ class ProcessGroupMuster final : public c10d::Backend {
                                          const c10d::AllgatherOptions& options) override;
   Handle gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
   Handle scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) override;
+
+#if MUSTER_TORCH_HAS_SINGLE
+  Handle all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    return _allgather_base(output, input, options);
+  }
+  Handle all_gather_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                     const c10d::AllgatherOptions& options) override {
+    return allgather_into_tensor_coalesced(outputs, inputs, options);
+  }
+  Handle gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) override;
+  Handle reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    return _reduce_scatter_base(output, input, options);
+  }
+  Handle reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs,
+                                         const c10d::ReduceScatterOptions& options) override {
+    return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+  }
+  Handle all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                           std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
+    return alltoall_base(output, input, output_splits, input_splits, options);
+  }
+#endif
 
   // backend_alltoall_p2p.cpp
   Handle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,

@@ -51,7 +51,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall_base(at::Tensor& output,
   value_or_throw(check_sendable(input));
   value_or_throw(check_sendable(output));
   // Gloo has the same rule. Splits count rows, and in a contiguous tensor a row is one block of memory.
-  check_argument(input.is_contiguous() && output.is_contiguous(), "all_to_all_single", "tensors must be contiguous");
+  check_argument(input.is_contiguous() && output.is_contiguous(), "all_to_all_single", "Tensors must be contiguous");
   check_argument(output.scalar_type() == input.scalar_type(), kAllToAll,
                  "input and output differ in dtype: ", input.scalar_type(), " and ", output.scalar_type());
   std::vector<size_t> sent = split_counts(input, input_splits, size_, "input");

@@ -155,6 +155,20 @@ ProcessGroupMuster::Handle ProcessGroupMuster::gather(TensorLists& outputs, Tens
   return launch(std::move(request), inputs, options.timeout);
 }
 
+#if MUSTER_TORCH_HAS_SINGLE
+ProcessGroupMuster::Handle ProcessGroupMuster::gather_single(at::Tensor& output, at::Tensor& input,
+                                                             const c10d::GatherOptions& options) {
+  TensorLists outputs;
+  if (rank_ == options.rootRank) {
+    check_divisible(output, input, size_, "gather_single");
+    check_argument(output.is_contiguous(), "gather_single", "the output must be contiguous");
+    outputs.push_back(output.view({size_, input.numel()}).unbind());
+  }
+  Tensors inputs{input};
+  return gather(outputs, inputs, options);
+}
+#endif
+
 ProcessGroupMuster::Handle ProcessGroupMuster::scatter(Tensors& outputs, TensorLists& inputs,
                                                        const c10d::ScatterOptions& options) {
   TensorRequest request = this->request(OpType::SCATTER, "muster:scatter", options.asyncOp, outputs);

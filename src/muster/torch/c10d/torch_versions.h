@@ -1,10 +1,17 @@
-// Names that differ among the supported versions of torch (2.11 to 2.13).
+// Names that differ among the supported versions of torch (2.11 to 2.15).
 #pragma once
 
 #include <torch/headeronly/version.h>
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+
+// Whether c10d::Backend has the names that end in _single.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+#define MUSTER_TORCH_HAS_SINGLE 0
+#else
+#define MUSTER_TORCH_HAS_SINGLE 1
+#endif
 
 namespace muster {
 
