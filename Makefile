@@ -23,8 +23,10 @@ PYTEST ?=
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
+# make test TORCH=2.15.0: with that release of torch
+TORCH ?= OFF
 setup:
-	@$(PYTHON3) tools/setup.py
+	@$(PYTHON3) tools/setup.py $(filter 2.%,$(TORCH))
 
 WERROR ?= OFF
 build: setup
@@ -60,7 +62,6 @@ bench: build
 	  --json out/$(b).json --markdown out/$(b).md --plot out/$(b).png || left="$$left $(b)"; ) \
 	test -z "$$left" || { echo "make bench: not measured:$$left" >&2; exit 1; }
 
-TORCH ?= OFF
 asan tsan: setup
 	@$(STAGE) "$@ configure" -- cmake --preset $@ -DMUSTER_BUILD_TORCH=$(TORCH)
 	@$(STAGE) "$@ build" -- cmake --build --preset $@ -j $(JOBS)
@@ -117,7 +118,7 @@ nightly: build peer
 	@if command -v apt-get > /dev/null; then $(MAKE) --no-print-directory arm64; else echo "arm64: left out, Debian only"; fi
 
 docs:
-	@$(PYTHON3) tools/setup.py --docs
+	@$(PYTHON3) tools/setup.py --docs $(filter 2.%,$(TORCH))
 	@$(STAGE) configure -- cmake --preset release
 	@$(STAGE) build -- cmake --build --preset release --target muster _C -j $(JOBS)
 	@NO_MKDOCS_2_WARNING=1 $(STAGE) docs --summary '^(WARNING|ERROR)' -- mkdocs build

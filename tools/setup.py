@@ -24,7 +24,14 @@ VENV = ROOT / ".venv"
 REQUIREMENTS = ROOT / "tools/requirements.txt"
 DOCS_REQUIREMENTS = ROOT / "tools/requirements_docs.txt"
 STAMP = VENV / "muster-requirements.sha256"  # the hash of the installed requirements
-TORCH = "torch==2.13.0"
+TORCH = "2.13.0"  # without an argument
+# As in pyproject.toml.
+ENTRY_POINTS = """[torch.backends]
+muster = muster._autoload:load
+
+[torch.distributed.backends]
+muster = muster._autoload:load
+"""
 BINARY = ROOT / "build/release/src/muster/cli/muster"
 
 # Packages of the distribution that the build and the tests need.
@@ -188,10 +195,10 @@ def installed_version(package: str) -> str | None:
     return next((distribution.version.partition("+")[0] for distribution in found), None)
 
 
-def install_python_packages() -> None:
+def install_python_packages(torch: str) -> None:
     pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if installed_version("torch") != TORCH.partition("==")[2]:
-        run([*pip, TORCH], f"pip install {TORCH}")
+    if installed_version("torch") != torch:
+        run([*pip, f"torch=={torch}"], f"pip install torch=={torch}")
     install_requirements(REQUIREMENTS, STAMP)
 
 
@@ -226,7 +233,7 @@ def install_for_development() -> None:
     info = site / f"torch_muster-{version}.dist-info"
     write(site / "torch_muster.pth", f"{ROOT / 'python'}\n")
     write(info / "METADATA", f"Metadata-Version: 2.1\nName: torch-muster\nVersion: {version}\n")
-    write(info / "entry_points.txt", "[torch.backends]\nmuster = muster._autoload:load\n")
+    write(info / "entry_points.txt", ENTRY_POINTS)
     write(info / "INSTALLER", "tools/setup.py\n")
     write(
         VENV / "bin/muster",
@@ -238,6 +245,7 @@ def install_for_development() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("torch", nargs="?", default=TORCH, help="the release of torch (default: %(default)s)")
     parser.add_argument("--docs", action="store_true", help="also install what `make docs` needs")
     arguments = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036
@@ -247,7 +255,7 @@ def main() -> int:
         install_packages()
         make_venv()
         check_compiler()
-        install_python_packages()
+        install_python_packages(arguments.torch)
         if arguments.docs:
             install_requirements(DOCS_REQUIREMENTS, STAMP.with_name("muster-requirements-docs.sha256"))
         install_for_development()

@@ -201,7 +201,10 @@ def test_the_development_install_is_found_as_a_distribution(
     (info,) = site.glob("torch_muster-*.dist-info")
     found = importlib.metadata.PathDistribution(info)
     assert found.metadata["Name"] == "torch-muster"
-    assert [(point.group, point.value) for point in found.entry_points] == [("torch.backends", "muster._autoload:load")]
+    groups = ["torch.backends", "torch.distributed.backends"]
+    assert [(point.group, point.value) for point in found.entry_points] == [
+        (group, "muster._autoload:load") for group in groups
+    ]
     assert (site / "torch_muster.pth").read_text().strip() == str(ROOT / "python")
     assert os.access(venv / "bin/muster", os.X_OK)
 
@@ -218,8 +221,7 @@ def test_another_torch_version_is_replaced(
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {there}\n")
     monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(setup, "STAMP", tmp_path / ".venv/stamp")
-    monkeypatch.setattr(setup, "TORCH", "torch==2.13.0")
     messages: list[str] = []
     monkeypatch.setattr(setup, "run", lambda command, doing: messages.append(doing))
-    setup.install_python_packages()
+    setup.install_python_packages("2.13.0")
     assert ("pip install torch==2.13.0" in messages) == asked
