@@ -1,5 +1,5 @@
-"""Patches of torch.distributed 2.13. It refuses some calls to backends that are not named "gloo" or "nccl", and keeps a
-coalescing block that failed.
+"""Patches of torch.distributed. It refuses some calls to backends that are not named "gloo" or "nccl", keeps a
+coalescing block that failed, and has no way to replace a backend.
 
 torch offers no hooks for these. install() replaces each function by one that passes groups of other backends on to
 torch's own. `import torch` calls it, before other code can import the names.
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -24,13 +26,17 @@ def install() -> None:
         c10d._set_pg_timeout = _routed(c10d._set_pg_timeout, _set_pg_timeout)
         c10d._coalescing_manager = _cancelling(c10d._coalescing_manager)
         dist._coalescing_manager = c10d._coalescing_manager
+        c10d._new_process_group_helper = _replacing(c10d._new_process_group_helper)
 
 
 def _ours(group: dist.ProcessGroup | None) -> bool:
     group = group or c10d._get_default_group()
     if group not in c10d._world.pg_map:  # torch's placeholder at ranks outside the group
         return False
-    return "muster" in str(c10d._world.pg_backend_config.get(group, ""))
+    try:
+        return group._get_backend(torch.device("cpu")).name() == "muster"
+    except RuntimeError:  # the group has no backend for CPU tensors
+        return False
 
 
 def _is_group(argument: object) -> bool:
@@ -84,6 +90,22 @@ def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
         return _CoalescingBlock(generator, arguments, named)
 
     return manager
+
+
+def _replacing(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns torch's function for new process groups with MUSTER_REPLACE. A worker may get the variable after
+    `import torch`.
+    """
+
+    @functools.wraps(create)
+    def function(*arguments: Any, **named: Any) -> Any:
+        if not os.environ.get("MUSTER_REPLACE"):
+            return create(*arguments, **named)
+        from muster import _replace
+
+        return _replace.new_process_group(create, *arguments, **named)
+
+    return function
 
 
 def _monitored_barrier(*arguments: Any, **named: Any) -> None:

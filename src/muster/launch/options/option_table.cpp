@@ -58,6 +58,8 @@ constexpr OptionRow kTable[] = {
      &Raw::numa_binding},
     {kStarting, "--virtual-local-rank", nullptr, "set LOCAL_RANK=0 for all workers and show each only its own device",
      nullptr, &Raw::virtual_local_rank},
+    {kStarting, "--replace", "gloo", "groups that ask for this backend get muster for CPU tensors (MUSTER_REPLACE)",
+     &Raw::replace},
 
     {kFailing, "--max-restarts", "N", "how often all workers are restarted after failures, counted for the whole job",
      &Raw::max_restarts},

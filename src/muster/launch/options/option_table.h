@@ -11,7 +11,7 @@ struct RawOptions {
   std::string master_addr, master_port, local_addr, rdzv_backend = "static", rdzv_endpoint, rdzv_id, rdzv_conf,
                                                     secret_file, timeout, store_fanout = "auto";
   std::string max_restarts = "0", monitor_interval = "0.1", shutdown_timeout, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
-  std::string start_method, preload, numa_binding;
+  std::string start_method, preload, numa_binding, replace;
   std::string log_dir, redirects = "0", tee = "0", local_ranks_filter, stdout_filters, stderr_filters, logs_specs,
                        event_log = "null";
   bool standalone = false, tiered = false, no_warm = false, virtual_local_rank = false;

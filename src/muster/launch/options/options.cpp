@@ -106,6 +106,8 @@ Result<> read_enums(ParseContext& r) {
   if (binding == kBindings.end())
     return bad_value("--numa-binding", "node, socket, exclusive or core-complex", r.raw.numa_binding);
   o.numa_binding = static_cast<NumaBinding>(binding - kBindings.begin());
+  if (!r.raw.replace.empty() && r.raw.replace != "gloo") return bad_value("--replace", "gloo", r.raw.replace);
+  o.replace_gloo = !r.raw.replace.empty();
   if (!r.raw.logs_specs.empty() && r.raw.logs_specs != "default")
     return bad_option("--logs-specs takes default, not '" + r.raw.logs_specs +
                       "': Python classes are not supported; use --log-dir, -r and -t");

@@ -108,6 +108,7 @@ struct RunOptions {
   bool warm = true;                         ///< --no-warm: false, no zygote of `muster warm` is used
   NumaBinding numa_binding = NumaBinding::kNone;
   bool virtual_local_rank = false;
+  bool replace_gloo = false;  ///< --replace gloo
 
   // Output.
   std::string log_dir;                                      ///< base directory; empty: none

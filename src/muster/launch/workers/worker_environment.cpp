@@ -57,6 +57,7 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
   };
   for (const auto& [name, value] : fixed) base[name] = value;
   if (options.virtual_local_rank) base["CUDA_VISIBLE_DEVICES"] = device_of(local_rank, base);
+  if (options.replace_gloo) base["MUSTER_REPLACE"] = "gloo";
   if (!job.interface.empty()) base["MUSTER_INTERFACE"] = job.interface;
   return shared_environment(std::move(base), job.cpus, placement.nproc);
 }
