@@ -23,7 +23,8 @@ PYTEST ?=
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
-# make test TORCH=2.15.0: with that release of torch
+# A release (make test TORCH=2.15.0): set-up installs it, instead of the default. The sanitizers build muster::torch with
+# any value but OFF.
 TORCH ?= OFF
 setup:
 	@$(PYTHON3) tools/setup.py $(filter 2.%,$(TORCH))
@@ -63,7 +64,7 @@ bench: build
 	test -z "$$left" || { echo "make bench: not measured:$$left" >&2; exit 1; }
 
 asan tsan: setup
-	@$(STAGE) "$@ configure" -- cmake --preset $@ -DMUSTER_BUILD_TORCH=$(TORCH)
+	@$(STAGE) "$@ configure" -- cmake --preset $@ -DMUSTER_BUILD_TORCH=$(if $(filter OFF,$(TORCH)),OFF,ON)
 	@$(STAGE) "$@ build" -- cmake --build --preset $@ -j $(JOBS)
 	@$(STAGE) "$@ ctest" --summary 'tests passed|Total Test time' -- ctest --preset $@ -j $(JOBS)
 

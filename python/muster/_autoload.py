@@ -1,5 +1,5 @@
-"""The entry point torch.backends: `import torch` calls load(), so init_process_group("muster") needs no import, and
-all backends accept init_method="redis://..." and "etcd://...".
+"""The entry points torch.backends and torch.distributed.backends: `import torch` calls load(), so
+init_process_group("muster") needs no import, and all backends accept init_method="redis://..." and "etcd://...".
 
 load() runs in every process that imports torch. Therefore it takes microseconds, loads nothing native, and does not
 fail. If muster was built for another torch, the error comes when a group is created or muster is imported.

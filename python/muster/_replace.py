@@ -84,10 +84,10 @@ def _agree(store: Store, rank: int, size: int, problem: str, timeout: timedelta)
     """Returns the same at all ranks: why they use Gloo after all, and whether one of them has an accelerator.
 
     The last rank that arrives decides. torch may use a group's name again after destroy_process_group(), with the same
-    ranks, so arrivals are counted in rounds.
+    ranks. So each rank counts its calls, and every call has keys of its own.
     """
-    use = store.add("calls/" + str(rank), 1)
-    store = PrefixStore(str(use), store)
+    call = store.add(f"calls/{rank}", 1)
+    store = PrefixStore(str(call), store)
     if problem:
         store.set("problem", f"rank {rank}: {problem}")
     if torch.accelerator.is_available():
