@@ -26,6 +26,7 @@ TEST(Dtype, NumbersOnTheWireNeverChange) {
   EXPECT_EQ(static_cast<int>(Dtype::kBfloat16), 12);
   EXPECT_EQ(static_cast<int>(Dtype::kFloat4E2m1fnX2), 21);
   EXPECT_EQ(static_cast<int>(Dtype::kBits16), 23);
+  EXPECT_EQ(static_cast<int>(Dtype::kBcomplex32), 24);
   EXPECT_EQ(static_cast<int>(ReduceOp::kBitXor), 7);
   EXPECT_EQ(static_cast<int>(ReduceOp::kPremulSum), 8);
   EXPECT_STREQ(name(ReduceOp::kPremulSum), "premul_sum");

@@ -30,6 +30,7 @@ constexpr Traits kTraits[kDtypeCount] = {
     {"bfloat16", kOfFloat},      {"float8_e5m2", kNoOps},      {"float8_e4m3fn", kNoOps},  {"float8_e5m2fnuz", kNoOps},
     {"float8_e4m3fnuz", kNoOps}, {"float8_e8m0fnu", kNoOps},   {"uint16", kOfInteger},     {"uint32", kOfInteger},
     {"uint64", kOfInteger},      {"float4_e2m1fn_x2", kNoOps}, {"bits8", kNoOps},          {"bits16", kNoOps},
+    {"bcomplex32", kNoOps},
 };
 
 const Traits& traits(Dtype dtype) { return kTraits[static_cast<size_t>(dtype)]; }

@@ -7,7 +7,7 @@
 
 namespace muster {
 
-/// Element types: all that torch 2.13 has as dense elements. Sent on the wire: append only, never renumber.
+/// Element types: all that torch 2.15 has as dense elements. Sent on the wire: append only, never renumber.
 enum class Dtype : uint8_t {
   kUint8 = 0,
   kInt8 = 1,
@@ -33,12 +33,13 @@ enum class Dtype : uint8_t {
   kFloat4E2m1fnX2 = 21,
   kBits8 = 22,   ///< an opaque byte: torch's int1 to int7, uint1 to uint7, bits1x8 to bits8
   kBits16 = 23,  ///< torch's bits16
+  kBcomplex32 = 24,
 };
-inline constexpr int kDtypeCount = 24;
+inline constexpr int kDtypeCount = 25;
 
 /// Indexed by Dtype.
-inline constexpr uint8_t kDtypeBytes[kDtypeCount] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1,
-                                                     2, 1, 1, 1, 1, 1, 2, 4, 8, 1, 1,  2};
+inline constexpr uint8_t kDtypeBytes[kDtypeCount] = {1, 1, 2, 4, 8, 2, 4, 8, 4, 8, 16, 1, 2,
+                                                     1, 1, 1, 1, 1, 2, 4, 8, 1, 1, 2,  4};
 /// Bytes of one element.
 constexpr size_t size_of(Dtype dtype) { return kDtypeBytes[static_cast<size_t>(dtype)]; }
 /// torch's name without "torch.": "float32", "bfloat16", "float8_e4m3fn".
@@ -62,7 +63,7 @@ const char* name(ReduceOp op);
 
 /// kUnsupported, with both names, if `op` cannot combine elements of `dtype`. Floating-point and complex types have no
 /// bit operations, and complex types have no order. Only floating-point and complex types support kPremulSum. The
-/// float8, float4 and bits types can be sent but not reduced.
+/// float8, float4, bits and bcomplex32 types can be sent but not reduced.
 Result<> check_reducible(Dtype dtype, ReduceOp op);
 /// The same as a bool.
 bool reducible(Dtype dtype, ReduceOp op);

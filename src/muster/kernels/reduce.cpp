@@ -52,9 +52,9 @@ struct Operand {
 };
 
 /// In the order of Dtype. Complex elements are not split into parts here.
-constexpr Operand kOperands[kDtypeCount] = {{kU8},  {kI8},  {kI16},  {kI32},  {kI64},  {kF16}, {kF32}, {kF64},
-                                            {kC32}, {kC64}, {kC128}, {kBool}, {kBf16}, {},     {},     {},
-                                            {},     {},     {kU16},  {kU32},  {kU64},  {},     {},     {}};
+constexpr Operand kOperands[kDtypeCount] = {{kU8},  {kI8},   {kI16},  {kI32},  {kI64}, {kF16}, {kF32}, {kF64}, {kC32},
+                                            {kC64}, {kC128}, {kBool}, {kBf16}, {},     {},     {},     {},     {},
+                                            {kU16}, {kU32},  {kU64},  {},      {},     {},     {}};
 
 Operand operand_of(Dtype dtype, bool by_part) {
   if (by_part && dtype == Dtype::kComplex32) return {kF16, 2};

@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "muster/torch/c10d/torch_versions.h"
+
 namespace muster {
 namespace {
 
@@ -35,6 +37,9 @@ constexpr std::pair<ScalarType, Dtype> kDtypes[] = {
     {ScalarType::UInt64, Dtype::kUint64},
     {ScalarType::Float4_e2m1fn_x2, Dtype::kFloat4E2m1fnX2},
     {ScalarType::Bits16, Dtype::kBits16},
+#if MUSTER_TORCH_HAS_BCOMPLEX32
+    {ScalarType::BComplex32, Dtype::kBcomplex32},
+#endif
 };
 /// Types without arithmetic in torch. One element, or several, fill a byte.
 constexpr ScalarType kByteTypes[] = {ScalarType::UInt1,   ScalarType::UInt2, ScalarType::UInt3,   ScalarType::UInt4,

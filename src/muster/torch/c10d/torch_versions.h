@@ -13,6 +13,13 @@
 #define MUSTER_TORCH_HAS_SINGLE 1
 #endif
 
+// Whether c10::ScalarType has BComplex32.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+#define MUSTER_TORCH_HAS_BCOMPLEX32 0
+#else
+#define MUSTER_TORCH_HAS_BCOMPLEX32 1
+#endif
+
 namespace muster {
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
