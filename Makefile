@@ -11,7 +11,8 @@
 # make soak    the tests that go on for as long as they may, for SECONDS=1800 in all; prints their figures
 # make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/project/testing.md)
 # make docs    the documentation as a site, out/site/index.html
-# make wheel   dist/torch_muster-*.whl                    make clean    remove build/, dist/ and out/
+# make wheel   dist/torch_muster-*.whl, for the releases TORCHES="2.13.0 2.14.1 2.15.0" if they are given
+# make clean   remove build/, dist/ and out/
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 PYTHON3 ?= python3
@@ -124,9 +125,9 @@ docs:
 	@$(STAGE) build -- cmake --build --preset release --target muster _C -j $(JOBS)
 	@NO_MKDOCS_2_WARNING=1 $(STAGE) docs --summary '^(WARNING|ERROR)' -- mkdocs build
 
+TORCHES ?=
 wheel: setup
-	@CXX=$(if $(filter environment,$(origin CXX)),$(CXX),c++) $(STAGE) wheel -- pip wheel . --no-deps --no-build-isolation --wheel-dir dist
-	@ls dist/*.whl
+	@$(STAGE) wheel --summary . -- python3 tools/wheel.py $(TORCHES)
 
 needs-%:
 	@command -v $* > /dev/null || { echo "$* is missing: apt-get install $*"; exit 1; }

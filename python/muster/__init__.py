@@ -85,7 +85,7 @@ if not _requirements.torch_is_being_imported():
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return importlib.import_module("muster._build").VERSION
+        return importlib.import_module("importlib.metadata").version("torch-muster")
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     _requirements.check()

@@ -1,6 +1,7 @@
 """Tests that the wheel of `make wheel` installs in a clean virtual environment and trains there."""
 
 import email
+import importlib.util
 import os
 import re
 import shutil
@@ -10,11 +11,14 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 Run = Callable[..., str]
+
+RELEASE = ".".join(torch.__version__.split(".")[:2])
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def test_the_wheel_contains_all_parts(wheel: Path) -> None:
         assert "muster = muster._autoload:load" in archive.read(entry_points).decode()
     assert "muster/__init__.py" in names
     assert "muster/py.typed" in names
-    assert sum(name.startswith("muster/_C") and name.endswith(".so") for name in names) == 1
+    assert sum(name.startswith(f"muster/torch-{RELEASE}/_C") and name.endswith(".so") for name in names) == 1
     assert any(name.endswith(".data/scripts/muster") for name in names)
     assert any("LICENSE" in name for name in names)
     assert not any(name.endswith((".a", ".h", ".cpp", ".csv.gz")) for name in names)
@@ -67,12 +71,66 @@ def requirements(metadata: bytes) -> list[str]:
     return [line for line in email.message_from_bytes(metadata).get_all("Requires-Dist", []) if "extra ==" not in line]
 
 
-def test_the_wheel_pins_its_torch(wheel: Path) -> None:
+@pytest.fixture
+def wheel_tool(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("muster_wheel", root / "tools/wheel.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def requirements_of(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        (release,) = re.findall(r'TORCH = "(.*)"', archive.read("muster/_build.py").decode())
-        assert requirements(archive.read(metadata)) == [f"torch=={release}", "numpy"]
-    assert torch.__version__.split("+")[0] == release
+        return requirements(archive.read(metadata))
+
+
+def test_the_wheel_needs_its_release_of_torch(wheel: Path) -> None:
+    assert requirements_of(wheel) == [f"torch=={RELEASE}.*", "numpy"]
+
+
+def for_another_release(wheel: Path, release: str, folder: Path) -> Path:
+    """Writes a copy of the wheel whose native module is in the folder of another release of torch."""
+    target = folder / wheel.name
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(target, "w") as copy:
+        for info in archive.infolist():
+            name = info.filename.replace(f"torch-{RELEASE}/", f"torch-{release}/")
+            copy.writestr(name, archive.read(info).replace(f"torch-{RELEASE}/".encode(), f"torch-{release}/".encode()))
+    return target
+
+
+def test_one_wheel_serves_several_releases_of_torch(
+    wheel: Path, run: Run, tmp_path: Path, wheel_tool: ModuleType
+) -> None:
+    merge = wheel_tool.merge
+    other = for_another_release(wheel, "2.99", tmp_path)
+    merged = tmp_path / "merged" / wheel.name
+    merge([wheel, other], merged)
+    assert requirements_of(merged)[1:] == ["numpy"]
+    lowest, below, *gaps = requirements_of(merged)[0].split(",")
+    assert (lowest, below) == (f"torch>={RELEASE}", "<2.100")
+    assert gaps[-1] == "!=2.98.*"
+    site = tmp_path / "site"
+    run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", site, merged])
+    assert {path.name for path in (site / "muster").glob("torch-*")} == {f"torch-{RELEASE}", "torch-2.99"}
+    assert os.access(site / "bin/muster", os.X_OK)
+    code = "import muster; from muster import _C; print(_C.__file__)"
+    done = run([sys.executable, "-c", code], env={"PYTHONPATH": str(site)})
+    assert done.strip().startswith(f"{site}/muster/torch-{RELEASE}/")
+
+
+def test_other_systems_get_the_python_code_alone(wheel: Path, run: Run, tmp_path: Path, wheel_tool: ModuleType) -> None:
+    pure = tmp_path / "torch_muster-0.1.0-py3-none-any.whl"
+    wheel_tool.merge([wheel], pure, native=False)
+    site = tmp_path / "site"
+    run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", site, pure])
+    assert not list(site.rglob("*.so"))
+    code = "import sys, torch; sys.platform = 'darwin'; import muster"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True
+    )
+    assert "ImportError: muster runs on Linux, and this is darwin" in done.stderr
 
 
 def backend(call: str, folder: Path, root: Path, lines: str = "") -> subprocess.CompletedProcess[str]:
@@ -95,7 +153,7 @@ def test_wheel_metadata_pins_the_installed_torch(root: Path, tmp_path: Path) -> 
     done = backend("prepare_metadata_for_build_wheel", tmp_path, root)
     assert done.returncode == 0, done.stdout + done.stderr
     (metadata,) = tmp_path.glob("*.dist-info/METADATA")
-    assert requirements(metadata.read_bytes()) == [f"torch=={torch.__version__.split('+')[0]}", "numpy"]
+    assert requirements(metadata.read_bytes()) == [f"torch=={RELEASE}.*", "numpy"]
 
 
 def test_the_source_package_does_not_pin_torch(root: Path, tmp_path: Path) -> None:
