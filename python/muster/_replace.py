@@ -1,11 +1,12 @@
 """MUSTER_REPLACE=gloo: process groups that ask for Gloo get muster for CPU tensors.
 
-Programs see what they asked for: get_backend() and the group's configuration say "gloo". The type of torch's backend
-stays CUSTOM, because torch's C++ code casts a backend of type GLOO to its own class.
+Programs see what they asked for: get_backend(), the group's name() and its configuration say "gloo". The type of
+torch's backend stays CUSTOM, because torch's C++ code casts a backend of type GLOO to its own class.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -13,11 +14,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store
+from torch._C._distributed_c10d import Backend, PrefixStore, ProcessGroup, Store
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
-from muster import _requirements
+from muster import _requirements, _torch_patches
 
 _CUSTOM = ProcessGroup.BackendType.CUSTOM
 _printed: set[str] = set()
@@ -60,9 +61,33 @@ def new_process_group(
     group, prefix_store = create(size, rank, members, c10d.Backend(replaced), store, group_name, *arguments, **named)
     c10d._world.pg_map[group] = (backend, prefix_store)
     c10d._world.pg_backend_config[group] = str(config)
+    _look_like_gloo()
     if "nccl" not in others.values():  # torch chose NCCL as the default backend otherwise
         group._set_default_backend(_CUSTOM)
     return group, prefix_store
+
+
+def _look_like_gloo() -> None:
+    """Makes both methods that name a group's backend say "gloo" for replaced groups, instead of "custom". Gives all
+    backends the functions with which programs choose Gloo's network interface. Further calls do nothing.
+    """
+    if not hasattr(ProcessGroup.name, "_muster"):
+        if c10d.is_gloo_available():
+            for function in ("create_device", "create_default_device"):
+                setattr(Backend, function, staticmethod(getattr(c10d.ProcessGroupGloo, function)))
+        for method in ("name", "_get_backend_name"):
+            setattr(ProcessGroup, method, _naming(getattr(ProcessGroup, method)))
+
+
+def _naming(original: Callable[[ProcessGroup], str]) -> Callable[[ProcessGroup], str]:
+    @functools.wraps(original)
+    def name(group: ProcessGroup) -> str:
+        found = original(group)
+        asked = c10d._world.pg_backend_config.get(group, "")
+        return "gloo" if found == "custom" and "cpu:gloo" in asked and _torch_patches._ours(group) else found
+
+    name._muster = True  # type: ignore[attr-defined]
+    return name
 
 
 def _check_variable() -> None:

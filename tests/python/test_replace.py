@@ -33,6 +33,11 @@ def sum_of_ones(group: Any = None) -> float:
 
 def replaced(rank: int) -> None:
     assert (dist.get_backend(), backend_name(), sum_of_ones()) == ("gloo", "muster", 3)
+    group: Any = dist.group.WORLD
+    assert (group.name(), group._get_backend_name()) == ("gloo", "gloo")
+    assert isinstance(
+        group._get_backend(torch.device("cpu")).create_device(interface="lo"), c10d.ProcessGroupGloo.Device
+    )
     for backend in ("gloo", None, "cpu:gloo"):
         part = dist.new_group([0, 2], backend=backend)
         if rank == 1:
@@ -70,6 +75,8 @@ def fall_back(rank: int) -> str:
     _replace._print = lines.append  # type: ignore[assignment]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
     assert (dist.get_backend(), backend_name(), sum_of_ones()) == ("gloo", "gloo", 3)
+    group: Any = dist.group.WORLD
+    assert group.name() == "gloo"
     return "".join(lines)
 
 
