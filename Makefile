@@ -7,6 +7,7 @@
 # make tidy    clang-tidy over the core (slow)
 # make arm64   the core's tests for arm64, cross-compiled and run under qemu-user (Debian)
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
+# make matrix  make test and make peer with each supported release of torch: hours; once a week
 # make fuzz    the fuzz targets alone under AddressSanitizer and UBSan, a minute each at most
 # make soak    the tests that go on for as long as they may, for SECONDS=1800 in all; prints their figures
 # make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/project/testing.md)
@@ -20,7 +21,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test test-slow bench format asan tsan non-unity fuzz soak arm64 peer nightly wheel docs tidy clean setup build lint
+.PHONY: demo test test-slow bench format asan tsan non-unity fuzz soak arm64 peer matrix nightly wheel docs tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -98,6 +99,11 @@ arm64: setup
 peer: build
 	@for ranks in 2 4; do MUSTER_PEER=all MUSTER_PEER_RANKS=$$ranks $(STAGE) "peer, $$ranks ranks" \
 	  --summary '(passed|skipped).* in ' -- python3 -m pytest tests/peer -q $(PYTEST) || exit 1; done
+
+MATRIX ?= 2.13.0 2.14.1 2.15.0
+matrix:
+	@for release in $(MATRIX); do echo "torch $$release"; $(MAKE) --no-print-directory test peer TORCH=$$release || exit 1; done
+	@$(MAKE) --no-print-directory setup
 
 SEED ?= $(shell date +%Y%m%d)
 ROUNDS ?= 50000
