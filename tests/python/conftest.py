@@ -41,6 +41,7 @@ SLOW_FILES = (
     "demo",
     "docs",
     "run_nodes",
+    "clusters",
     "restart",
     "examples",
     "soak_launch",

@@ -167,11 +167,12 @@ def made_host(name: str, address: str, hosts: Mapping[str, str] = MappingProxyTy
 
 
 @contextmanager
-def made_hosts(network: str, count: int) -> Iterator[list[Host]]:
-    """Hosts 1, 2, ... of this network, which can resolve each other's names."""
+def made_hosts(network: str, count: int, aliases: Sequence[str] = ()) -> Iterator[list[Host]]:
+    """Hosts 1, 2, ... of this network, which can resolve each other's names. `aliases`: further names of the hosts."""
     names = {f"muster{os.getpid()}h{i}": f"{network}.{i}" for i in range(1, count + 1)}
+    known = {**names, **dict(zip(aliases, names.values(), strict=False))}
     with ExitStack() as stack:
-        yield [stack.enter_context(made_host(name, address, names)) for name, address in names.items()]
+        yield [stack.enter_context(made_host(name, address, known)) for name, address in names.items()]
 
 
 def require() -> None:
@@ -190,8 +191,9 @@ def bring_up(host: Host, *devices: str) -> None:
 
 
 @contextmanager
-def hosts_on_a_switch(count: int) -> Iterator[list[Host]]:
-    """Hosts 10.78.0.1, 10.78.0.2, ... each with an interface veth0 to one switch, and nothing else on their network."""
+def hosts_on_a_switch(count: int, aliases: Sequence[str] = ()) -> Iterator[list[Host]]:
+    """Hosts 10.78.0.1, 10.78.0.2, ... each with an interface veth0 to one switch, and nothing else on their network.
+    `aliases`: further names of these hosts."""
     require()
     switch = f"muster{os.getpid()}switch"
     with ExitStack() as stack:
@@ -199,7 +201,7 @@ def hosts_on_a_switch(count: int) -> Iterator[list[Host]]:
         ip("netns", "add", switch)
         ip("-n", switch, "link", "add", "br0", "type", "bridge")
         ip("-n", switch, "link", "set", "br0", "up")
-        hosts = stack.enter_context(made_hosts("10.78.0", count))
+        hosts = stack.enter_context(made_hosts("10.78.0", count, aliases))
         for i, host in enumerate(hosts):
             link = ["link", "add", "veth0", "netns", host.namespace, "type", "veth"]
             ip(*link, "peer", "name", f"p{i}", "netns", switch)
