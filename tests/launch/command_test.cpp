@@ -83,6 +83,28 @@ TEST_F(Commands, ARunPathGoesThroughRunpy) {
   EXPECT_EQ(words[4], options.program);
 }
 
+TEST_F(Commands, CodeRunsWithoutAFile) {
+  const std::string python = file("python3", 0755);
+  RunOptions options;
+  options.target = RunOptions::Target::kCode;
+  options.program = "print(1)";
+  options.arguments = {"-x"};
+  EXPECT_THAT(worker_command(options, "muster", {{"MUSTER_PYTHON", python}}).value(),
+              ElementsAre(python, "-u", "-c", "print(1)", "-x"));
+}
+
+TEST_F(Commands, AScriptFromStandardInputIsLoadedByCode) {
+  RunOptions options;
+  options.program = "-";
+  options.from_stdin = true;
+  const auto words = worker_command(options, "muster", {{"MUSTER_PYTHON", file("python3", 0755)}}).value();
+  ASSERT_EQ(words.size(), 5U);
+  EXPECT_EQ(words[2], "-c");
+  EXPECT_EQ(words[4], "-");
+  options.target = RunOptions::Target::kProgram;
+  EXPECT_THAT(worker_command(options, "muster", {}).value(), ElementsAre("-"));
+}
+
 TEST_F(Commands, TheProgramItselfIsFoundAsItWasCalled) {
   const std::string path = file("muster", 0755);
   EXPECT_EQ(program_path(path, {}), path);
@@ -126,6 +148,35 @@ TEST_F(Commands, AProgramThatCannotRunIsNamedWithTheReason) {
   EXPECT_THAT(worker_command(program(folder_), "muster", {}).error().message, HasSubstr("directory"));
   const auto unknown = worker_command(program("no-such-tool"), "muster", {{"PATH", folder_}});
   EXPECT_EQ(unknown.error().code, ErrorCode::kNotFound);
+}
+
+RunOptions with_words(const std::vector<std::string>& words) {
+  const auto options = parse_run_options(words, {}, Machine{});
+  EXPECT_TRUE(options) << options.error().message;
+  return options.value_or(RunOptions{});
+}
+
+TEST(Programs, CodeIsTheFirstArgument) {
+  const auto options = with_words({"-c", "--nproc-per-node=2", "print(1)", "-x"});
+  EXPECT_EQ(options.target, RunOptions::Target::kCode);
+  EXPECT_EQ(options.nproc, 2);
+  EXPECT_EQ(options.program, "print(1)");
+  EXPECT_THAT(options.arguments, ElementsAre("-x"));
+}
+
+TEST(Programs, ADashIsStandardInput) {
+  const auto script = with_words({"--nproc-per-node=2", "-", "--lr", "1"});
+  EXPECT_TRUE(script.from_stdin);
+  EXPECT_EQ(script.target, RunOptions::Target::kScript);
+  EXPECT_THAT(script.arguments, ElementsAre("--lr", "1"));
+  EXPECT_TRUE(with_words({"--no-python", "-"}).from_stdin);
+  EXPECT_FALSE(with_words({"-c", "-"}).from_stdin);
+}
+
+TEST(Programs, OtherHostsDoNotHaveThisStandardInput) {
+  const auto options = parse_run_options({"--hosts=a,b", "-"}, {}, Machine{});
+  ASSERT_FALSE(options);
+  EXPECT_THAT(options.error().message, HasSubstr("standard input"));
 }
 
 }  // namespace

@@ -72,7 +72,8 @@ TEST(RunOptions, ModuleAndProgram) {
   EXPECT_EQ(parsed({"-m", "package.train", "--lr", "1"}).target, RunOptions::Target::kModule);
   EXPECT_EQ(parsed({"--module", "package.train"}).program, "package.train");
   EXPECT_EQ(parsed({"--no_python", "./digits"}).target, RunOptions::Target::kProgram);
-  EXPECT_THAT(refused({"--no-python", "-m", "x"}), HasSubstr("exclude each other"));
+  EXPECT_THAT(refused({"--no-python", "-m", "x"}), HasSubstr("--module and --no-python exclude each other"));
+  EXPECT_THAT(refused({"-c", "-m", "x"}), HasSubstr("--module and --code exclude each other"));
 }
 
 TEST(RunOptions, WorkersFollowTheMachinesDevices) {
@@ -114,6 +115,7 @@ TEST(RunOptions, AValueThatIsMissingIsNamed) {
   EXPECT_THAT(refused({}), HasSubstr("no script was given"));
   EXPECT_THAT(refused({"--nproc-per-node", "2"}), HasSubstr("no script was given"));
   EXPECT_THAT(refused({"-m"}), HasSubstr("no module was given"));
+  EXPECT_THAT(refused({"-c"}), HasSubstr("no code was given"));
   EXPECT_THAT(refused({"--no-python"}), HasSubstr("no program was given"));
 }
 

@@ -39,7 +39,7 @@ void end_with_stdin() {
   }).detach();
 }
 
-int run_here(const RunOptions& options, const std::string& own_path) {
+int run_here(RunOptions options, const std::string& own_path) {
   if (!options.cluster.empty() && options.node_rank.value_or(0) == 0)
     std::fprintf(stderr, "muster: taken from %s\n", options.cluster.c_str());
   const ScratchDirectory scratch;
@@ -49,6 +49,11 @@ int run_here(const RunOptions& options, const std::string& own_path) {
                        "cannot create a directory in " + temporary_directory() + ": " + reason +
                            "; set TMPDIR to a directory that can be written",
                        1);
+  }
+  if (options.from_stdin) {
+    auto saved = save_stdin(scratch.path());
+    if (!saved) return print_error("run", saved.error().message, 1);
+    options.program = std::move(*saved);
   }
   DeathNotice death_notice;
   const auto agent = [&] {

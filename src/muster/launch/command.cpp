@@ -1,5 +1,6 @@
 #include "muster/launch/command.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,11 +10,19 @@
 #include <optional>
 #include <system_error>
 
+#include "muster/io/fd.h"
+
 namespace muster {
 namespace {
 
+constexpr size_t kMaxStdin = 256 << 20;
+
 // --run-path works as in torchrun: the script's arguments are sys.argv.
 constexpr const char* kRunPath = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
+// A saved standard input runs as `python -` would run it, but tracebacks show its lines.
+constexpr const char* kRunSaved =
+    "import sys; file = open(sys.argv[1], 'rb'); code = compile(file.read(), file.name, 'exec'); file.close(); "
+    "sys.argv[:2] = ['-']; del sys, file; exec(code)";
 
 tl::unexpected<Error> cannot_start(const std::string& path, const std::string& why,
                                    ErrorCode code = ErrorCode::kInvalidArgument) {
@@ -102,18 +111,45 @@ Result<std::string> find_python(const std::string& own_path, const Environment& 
   return fail(ErrorCode::kNotFound, "there is no python3 next to muster or on PATH; set MUSTER_PYTHON");
 }
 
+Result<std::string> save_stdin(const std::string& directory) {
+  const std::string path = directory + "/stdin";
+  const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0700));
+  if (!file) return fail_errno(errno, "cannot create " + path);
+  std::string chunk(1 << 16, '\0');
+  size_t total = 0;
+  while (true) {
+    const ssize_t got = ::read(STDIN_FILENO, chunk.data(), chunk.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return fail_errno(errno, "cannot read the program from standard input");
+    if (got == 0) return path;
+    total += static_cast<size_t>(got);
+    if (total > kMaxStdin) return fail(ErrorCode::kResourceExhausted, "the program on standard input exceeds 256 MiB");
+    for (ssize_t done = 0; done < got;) {
+      const ssize_t put = ::write(file.get(), chunk.data() + done, static_cast<size_t>(got - done));
+      if (put < 0 && errno != EINTR) return fail_errno(errno, "cannot write " + path);
+      if (put > 0) done += put;
+    }
+  }
+}
+
 Result<std::vector<std::string>> worker_command(const RunOptions& options, const std::string& own_path,
                                                 const Environment& environment) {
-  std::vector<std::string> words;
-  if (options.target == RunOptions::Target::kProgram) {
-    MUSTER_ASSIGN(const std::string program, find_program(options.program, environment));
-    words = {program};
+  using Target = RunOptions::Target;
+  const Target target = options.target;
+  std::vector<std::string> words = {options.program};
+  if (target == Target::kProgram) {
+    if (options.program != "-") {  // a dry run does not save standard input
+      MUSTER_ASSIGN(words.front(), find_program(options.program, environment));
+    }
   } else {
-    if (options.target != RunOptions::Target::kModule) MUSTER_TRY(check_script(options.program));
+    if ((target == Target::kScript && !options.from_stdin) || target == Target::kRunPath)
+      MUSTER_TRY(check_script(options.program));
     MUSTER_ASSIGN(const std::string python, find_python(own_path, environment));
     words = {python, "-u"};
-    if (options.target == RunOptions::Target::kModule) words.emplace_back("-m");
-    if (options.target == RunOptions::Target::kRunPath) words.insert(words.end(), {"-c", kRunPath});
+    if (target == Target::kModule) words.emplace_back("-m");
+    if (target == Target::kCode) words.emplace_back("-c");
+    if (target == Target::kRunPath) words.insert(words.end(), {"-c", kRunPath});
+    if (options.from_stdin) words.insert(words.end(), {"-c", kRunSaved});
     words.push_back(options.program);
   }
   words.insert(words.end(), options.arguments.begin(), options.arguments.end());

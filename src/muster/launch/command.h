@@ -19,6 +19,10 @@ std::string program_path(const std::string& own_path, const Environment& environ
 /// there is none.
 Result<std::string> find_python(const std::string& own_path, const Environment& environment);
 
+/// Saves the program on standard input as an executable file in `directory`. Returns its path. kResourceExhausted if it
+/// has more than 256 MiB.
+Result<std::string> save_stdin(const std::string& directory);
+
 /// The command of a worker. Its first word is the path of a program that exists. kNotFound or kInvalidArgument if a
 /// script or program is missing or not executable; the message names it.
 Result<std::vector<std::string>> worker_command(const RunOptions& options, const std::string& own_path,

@@ -48,6 +48,7 @@ constexpr OptionRow kTable[] = {
      "proxies per middle proxy; 0: no middle proxies; auto: sqrt(nnodes) above 100 nodes, else 0", &Raw::store_fanout},
 
     {kStarting, "-m,--module", nullptr, "run a Python module, as python -m does", nullptr, &Raw::module},
+    {kStarting, "-c,--code", nullptr, "run the next argument as Python code, as python -c does", nullptr, &Raw::code},
     {kStarting, "--no-python", nullptr, "run a program that is not a Python script", nullptr, &Raw::no_python},
     {kStarting, "--run-path", nullptr, "run the script with runpy.run_path", nullptr, &Raw::run_path},
     {kStarting, "--start-method", "zygote|spawn",

@@ -138,19 +138,28 @@ Result<> read_target(ParseContext& r) {
   const RawOptions& raw = r.raw;
   const auto& rest = r.rest;
   RunOptions& options = r.options;
-  if (raw.module && (raw.no_python || raw.run_path))
-    return bad_option(fmt::format("--module and --{} exclude each other", raw.no_python ? "no-python" : "run-path"));
+  std::vector<std::string> kinds;
+  if (raw.module) kinds.emplace_back("--module");
+  if (raw.code) kinds.emplace_back("--code");
+  if (raw.no_python || raw.run_path) kinds.emplace_back(raw.no_python ? "--no-python" : "--run-path");
+  if (kinds.size() > 1) return bad_option(fmt::format("{} and {} exclude each other", kinds[0], kinds[1]));
   options.target = raw.run_path    ? Target::kRunPath  // has priority over --no-python, as in torchrun
                    : raw.no_python ? Target::kProgram
                    : raw.module    ? Target::kModule
+                   : raw.code      ? Target::kCode
                                    : Target::kScript;
   if (rest.empty() && raw.module)
     return bad_option("no module was given: muster run [options] -m module [its arguments]");
+  if (rest.empty() && raw.code) return bad_option("no code was given: muster run [options] -c code [its arguments]");
   if (rest.empty() && options.target == Target::kProgram)
     return bad_option("no program was given: muster run [options] --no-python program [its arguments]");
   if (rest.empty()) return bad_option("no script was given: muster run [options] script.py [its arguments]");
   options.program = rest.front();
   options.arguments.assign(rest.begin() + 1, rest.end());
+  const bool is_file = options.target == Target::kScript || options.target == Target::kProgram;
+  options.from_stdin = is_file && options.program == "-";
+  if (options.from_stdin && !options.hosts.empty())
+    return bad_option("'-' is this host's standard input: with --hosts give a file that all hosts have, or -c code");
   return {};
 }
 

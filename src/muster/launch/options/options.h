@@ -69,7 +69,7 @@ struct HostSlot {
 
 /// The parsed options of `muster run`. A comment names the option if the field has another name.
 struct RunOptions {
-  enum class Target { kScript, kModule, kProgram, kRunPath };
+  enum class Target { kScript, kModule, kCode, kProgram, kRunPath };
 
   bool help = false;  ///< the other fields are not set then
   bool dry_run = false;
@@ -123,7 +123,8 @@ struct RunOptions {
   bool until_stdin_ends = false;  ///< for a node that ssh started: the job ends there when the connection ends
 
   Target target = Target::kScript;
-  std::string program;  ///< script, module or program
+  std::string program;      ///< script, module, code or program
+  bool from_stdin = false;  ///< the script or program is "-"
   std::vector<std::string> arguments;
 
   /// The options from the command line and from PET_*, each as "--name=value".
