@@ -1,5 +1,5 @@
 """Patches of torch.distributed. It refuses some calls to backends that are not named "gloo" or "nccl", keeps a
-coalescing block that failed, and has no way to replace a backend.
+coalescing block that failed, has no way to replace a backend, and expects the job's store at MASTER_ADDR.
 
 torch offers no hooks for these. install() replaces each function by one that passes groups of other backends on to
 torch's own. `import torch` calls it, before other code can import the names.
@@ -27,6 +27,7 @@ def install() -> None:
         c10d._coalescing_manager = _cancelling(c10d._coalescing_manager)
         dist._coalescing_manager = c10d._coalescing_manager
         c10d._new_process_group_helper = _replacing(c10d._new_process_group_helper)
+        dist.TCPStore.__init__ = _redirecting(dist.TCPStore.__init__)  # type: ignore[method-assign]
 
 
 def _ours(group: dist.ProcessGroup | None) -> bool:
@@ -106,6 +107,30 @@ def _replacing(create: Callable[..., Any]) -> Callable[..., Any]:
         return _replace.new_process_group(create, *arguments, **named)
 
     return function
+
+
+def _redirecting(original: Callable[..., None]) -> Callable[..., None]:
+    """Returns TCPStore's constructor for `muster run --reachable-master-addr`. Clients of the launcher's MASTER_ADDR
+    and MASTER_PORT connect to their node's port of the job's store. A script may change both variables.
+    """
+
+    @functools.wraps(original)
+    def init(
+        self: dist.TCPStore,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        *arguments: Any,
+        **named: Any,
+    ) -> None:
+        master, _, node = os.environ.get("MUSTER_TCPSTORE_REDIRECT", "").partition("=")
+        if f"{host_name}:{port}" == master and not is_master:
+            host_name, _, text = node.rpartition(":")
+            port = int(text)
+        original(self, host_name, port, world_size, is_master, *arguments, **named)
+
+    return init
 
 
 def _monitored_barrier(*arguments: Any, **named: Any) -> None:

@@ -20,6 +20,7 @@ JobEnvironment job() {
   job.restart_count = 2;
   job.store_url = "unix:@name";
   job.torch_port = 4321;
+  job.node0_addr = "10.0.0.1";
   job.secret = {0xab, 0xcd};
   job.cpus = 10;
   return job;
@@ -54,6 +55,26 @@ TEST(WorkerEnvironment, HasTheStoreUrlAndSecret) {
   JobEnvironment bound = job();
   bound.interface = "eth0";
   EXPECT_EQ(worker_environment(options(), bound, 0, {}).at("MUSTER_INTERFACE"), "eth0");
+}
+
+TEST(WorkerEnvironment, MasterAddrIsReachableOnRequest) {
+  RunOptions several = options();
+  several.nnodes_max = 3;
+  several.master_port = 29400;
+  EXPECT_EQ(worker_environment(several, job(), 0, {}).at("MUSTER_NODE0_ADDR"), "10.0.0.1");
+  EXPECT_EQ(worker_environment(several, job(), 0, {}).at("MASTER_ADDR"), "127.0.0.1");
+  EXPECT_EQ(
+      worker_environment(several, job(), 0, {{"MUSTER_TCPSTORE_REDIRECT", "outer"}}).count("MUSTER_TCPSTORE_REDIRECT"),
+      0U);
+  several.reachable_master_addr = true;
+  const Environment env = worker_environment(several, job(), 0, {});
+  EXPECT_EQ(env.at("MASTER_ADDR"), "10.0.0.1");
+  EXPECT_EQ(env.at("MASTER_PORT"), "29400");
+  EXPECT_EQ(env.at("MUSTER_TCPSTORE_REDIRECT"), "10.0.0.1:29400=127.0.0.1:4321");
+  several.master_port = 0;
+  EXPECT_EQ(worker_environment(several, job(), 0, {}).at("MASTER_PORT"), "29500");
+  several.nnodes_max = 1;
+  EXPECT_EQ(worker_environment(several, job(), 0, {}).at("MASTER_ADDR"), "127.0.0.1");
 }
 
 TEST(WorkerEnvironment, ReplacesVariablesOfAnOuterJob) {

@@ -36,6 +36,7 @@ class Rendezvouses : public ::testing::Test {
     node.last_rank = last_rank;
     node.last_nnodes = last_nnodes;
     node.max_restarts = options_.max_restarts;
+    node.address = "address-of-" + id;
     NodeEvent event{NodeEvent::Kind::kJoin, id};
     event.node = node;
     return rendezvous_->handle(event, now_);
@@ -81,6 +82,7 @@ TEST_F(Rendezvouses, RanksFollowFromEveryNodesOwnCount) {
     EXPECT_EQ(assignment.placement.first_rank, i * (i + 1) / 2);
     EXPECT_EQ(assignment.placement.world_size, 6);
     EXPECT_EQ(assignment.generation, 0);
+    EXPECT_EQ(assignment.node0_addr, "address-of-a");
     ++i;
   }
 }
@@ -450,6 +452,9 @@ TEST(RendezvousMessages, AreReadAsTheyWereWritten) {
   EXPECT_EQ(read.node.nproc, 4);
   EXPECT_EQ(read.node.last_nnodes, 4);
   EXPECT_EQ(read.generation, 3);
+  Assignment assignment;
+  assignment.node0_addr = "::1";
+  EXPECT_EQ(parse_assignment(encode(assignment)).value().node0_addr, "::1");
   const JobEvent outcome = parse_job_event(encode(JobEvent{Kind::kOutcome, 2, "", "", {9, "why"}})).value();
   EXPECT_EQ(outcome.outcome.status, 9);
   EXPECT_EQ(outcome.outcome.report, "why");

@@ -324,6 +324,37 @@ def test_a_local_pid_equal_to_a_remote_ranks_may_exit(
     assert all(text.count("all is well") == 2 for text in outputs), outputs
 
 
+# Rank 0 listens at MASTER_ADDR. Stock clients and Gloo use the job's store there.
+OWN_SERVER = """
+import os, torch, torch.distributed as dist
+from datetime import timedelta
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address, port, minute = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(minutes=1)
+store = dist.TCPStore(address, port, is_master=False, timeout=minute)
+own = dist.TCPStore(address, port + 1, size, is_master=rank == 0, timeout=minute)
+own.set(f"from-{rank}", str(rank + 1))
+total = sum(int(own.get(f"from-{i}")) for i in range(size))
+print("node 0 at", os.environ["MUSTER_NODE0_ADDR"], "own server at", address, "sum", total, "store at", store.host)
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_may_listen_at_a_reachable_master_addr(
+    hosts: tuple[Host, Host], release_build: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(OWN_SERVER)
+    options = ("--reachable-master-addr",)
+    ended = run_on(hosts, release_build / "src/muster/cli/muster", [script], options=options)
+    text = "".join(output for _, output in ended)
+    assert [status for status, _ in ended] == [0, 0], text
+    first = re.escape(hosts[0].address)
+    expected = rf"node 0 at {first} own server at {first} sum 10 store at 127\.0\.0\.1\n"
+    assert len(re.findall(expected, text)) == 4, text
+
+
 def test_hosts_look_like_separate_machines(hosts: tuple[Host, Host]) -> None:
     """Checks what the other tests assume."""
     look = "import os; print(os.getpid(), os.stat('/proc/self/ns/pid').st_ino, os.uname().nodename,"

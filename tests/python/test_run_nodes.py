@@ -80,7 +80,8 @@ def test_nodes_without_a_rank_take_one_by_arrival(node: Node) -> None:
     assert sorted(job.out for job in jobs) == [f"[rank {i}] node {i}\n" for i in range(3)]
 
 
-def test_stock_torch_stores_of_two_nodes_connect(node: Node) -> None:
+@pytest.mark.parametrize("words", [[], ["--reachable-master-addr"]], ids=["loopback", "reachable"])
+def test_stock_torch_stores_of_two_nodes_connect(node: Node, words: list[str]) -> None:
     pytest.importorskip("torch")
     code = """
 from datetime import timedelta
@@ -90,7 +91,7 @@ store = TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_m
 store.set(f'from-{rank}', str(rank + 1))
 print('sum', sum(int(store.get(f'from-{i}')) for i in range(4)))
 """
-    jobs = [node(rank, "--nproc-per-node=2", code=code) for rank in range(2)]
+    jobs = [node(rank, "--nproc-per-node=2", *words, code=code) for rank in range(2)]
     assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
     assert "".join(job.out for job in jobs).count("sum 10") == 4
 

@@ -67,11 +67,13 @@ Result<std::string> describe_workers(const RunOptions& o, const std::string& own
   const int node = o.node_rank.value_or(0), world = o.nproc * o.nnodes_max;
   JobEnvironment job;
   job.placement = {node, o.nnodes_max, o.nproc, node * o.nproc, world, node * o.nproc, world};
+  job.node0_addr = o.nnodes_max == 1 ? "127.0.0.1" : "<address of node 0>";
   Environment before = environment;
   for (auto& spec : worker_specs(o, job, command, environment, cpus)) {
     // These values are secret, or are known only when the job runs.
-    spec.environment["MASTER_PORT"] =
-        o.nnodes_max == 1 && o.master_port != 0 ? std::to_string(o.master_port) : "<free>";
+    if (!spec.environment.contains("MUSTER_TCPSTORE_REDIRECT"))
+      spec.environment["MASTER_PORT"] =
+          o.nnodes_max == 1 && o.master_port != 0 ? std::to_string(o.master_port) : "<free>";
     spec.environment["MUSTER_STORE"] = "<this node's socket>";
     spec.environment["MUSTER_SECRET"] = "<secret>";
     spec.environment["TORCHELASTIC_ERROR_FILE"] = "<file>";

@@ -67,6 +67,7 @@ class Agent : AgentActions {
   std::vector<WorkerSpec> worker_specs_of(const Assignment& assignment);
   void publish_workers();
   void leave_error_file() const;
+  std::string own_address();
   bool several() const { return options_.nnodes_max > 1; }
 
   const RunOptions& options_;
@@ -182,12 +183,22 @@ void Agent::join() {
                 .max_nodes = options_.nnodes_max,
                 .role = options_.role,
                 .wanted = options_.node_rank,
-                .max_restarts = options_.max_restarts};
+                .max_restarts = options_.max_restarts,
+                .address = own_address()};
   if (last_) {
     node.last_rank = last_->placement.node_rank;
     node.last_nnodes = last_->placement.nnodes;
   }
   root_.join(std::move(node));
+}
+
+// The address where this node's workers listen for other nodes.
+std::string Agent::own_address() {
+  if (!several()) return "127.0.0.1";
+  std::string interface = root_.node().interface;
+  if (interface.empty()) interface = value_of(environment_, "MUSTER_INTERFACE");
+  const auto address = interface_address(interface);
+  return address ? address->host() : interface;
 }
 
 // Publishes the workers' PIDs for `muster status`, where a short delay does no harm.
@@ -223,6 +234,7 @@ std::vector<WorkerSpec> Agent::worker_specs_of(const Assignment& assignment) {
                            .torch_port = node.torch_port,
                            .secret = node.secret,
                            .interface = node.interface,
+                           .node0_addr = assignment.node0_addr,
                            .generation = assignment.generation,
                            .restart_count = assignment.restarts};
   auto specs = worker_specs(options_, job, *command_, environment_, cpus_);

@@ -59,6 +59,9 @@ constexpr OptionRow kTable[] = {
      &Raw::numa_binding},
     {kStarting, "--virtual-local-rank", nullptr, "set LOCAL_RANK=0 for all workers and show each only its own device",
      nullptr, &Raw::virtual_local_rank},
+    {kStarting, "--reachable-master-addr", nullptr,
+     "set MASTER_ADDR to node 0's address, for scripts that listen there; torch's clients in Python still work",
+     nullptr, &Raw::reachable_master_addr},
     {kStarting, "--replace", "gloo", "groups that ask for this backend get muster for CPU tensors (MUSTER_REPLACE)",
      &Raw::replace},
 

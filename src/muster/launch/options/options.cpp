@@ -90,6 +90,7 @@ Result<> read_worker_options(ParseContext& r) {
   o.preload = split_list(r.raw.preload);
   o.warm = !r.raw.no_warm;
   o.virtual_local_rank = r.raw.virtual_local_rank;
+  o.reachable_master_addr = r.raw.reachable_master_addr;
   return {};
 }
 

@@ -108,7 +108,8 @@ struct RunOptions {
   bool warm = true;                         ///< --no-warm: false, no zygote of `muster warm` is used
   NumaBinding numa_binding = NumaBinding::kNone;
   bool virtual_local_rank = false;
-  bool replace_gloo = false;  ///< --replace gloo
+  bool replace_gloo = false;           ///< --replace gloo
+  bool reachable_master_addr = false;  ///< MASTER_ADDR is node 0's address; else it is the loopback address
 
   // Output.
   std::string log_dir;                                      ///< base directory; empty: none

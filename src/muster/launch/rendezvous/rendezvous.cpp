@@ -270,6 +270,7 @@ void JobRendezvous::assign(const std::vector<Node*>& chosen) {
   for (size_t i = 0; i < chosen.size(); ++i) {
     assignments_[i].second.placement.world_size = world;
     assignments_[i].second.placement.role_world_size = roles[chosen[i]->info.role];
+    assignments_[i].second.node0_addr = chosen.front()->info.address;
   }
 }
 

@@ -97,6 +97,7 @@ void fields(Archive& archive, NodeInfo& node) {
   archive.number("last", node.last_rank, -1, kMaxNodes);
   archive.number("of", node.last_nnodes, 0, kMaxNodes);
   archive.text("role", node.role);
+  archive.text("address", node.address);
   archive.number("rank", node.wanted, 0, node.max_nodes - 1);
 }
 
@@ -138,6 +139,7 @@ void fields(Archive& archive, Assignment& assignment) {
   archive.number("role_first", placement.first_role_rank, 0, placement.role_world_size - placement.nproc);
   archive.number("generation", assignment.generation, 0, INT32_MAX);
   archive.number("restarts", assignment.restarts, 0, INT32_MAX);
+  archive.text("node0", assignment.node0_addr);
 }
 
 template <class Message>

@@ -21,6 +21,7 @@ struct NodeInfo {
   int last_rank = -1;         ///< its rank in its last generation; -1: none
   int last_nnodes = 0;        ///< the number of nodes of that generation
   int max_restarts = 0;       ///< the job's
+  std::string address{};      ///< its IP address for the other nodes
 };
 
 /// How the job ended; the same on all nodes.
@@ -70,7 +71,8 @@ struct JobEvent {
 struct Assignment {
   Placement placement;
   int generation = 0;
-  int restarts = 0;  ///< how often the job was restarted after a failure
+  int restarts = 0;          ///< how often the job was restarted after a failure
+  std::string node0_addr{};  ///< NodeInfo::address of the node with rank 0
 };
 
 /// Messages are JSON. Any process with the job's secret can write them, so parsing checks them. kProtocol: the error

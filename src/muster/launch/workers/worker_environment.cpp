@@ -19,6 +19,17 @@ std::string device_of(int local_rank, const Environment& base) {
   return static_cast<size_t>(local_rank) < devices.size() ? devices[static_cast<size_t>(local_rank)] : "";
 }
 
+struct Endpoint {
+  std::string addr;
+  uint16_t port = 0;
+  std::string to_string() const { return addr + ":" + std::to_string(port); }
+};
+
+// The port of node 0's store. With an external store that port is any free one, so all nodes use torchrun's default.
+uint16_t master_port(const RunOptions& options) {
+  return options.master_port != 0 ? options.master_port : uint16_t{29500};
+}
+
 // Replaces torchrun's macro in the arguments of a script.
 std::vector<std::string> with_local_rank(std::vector<std::string> command, int local_rank) {
   constexpr std::string_view kMacro = "${local_rank}";
@@ -33,6 +44,10 @@ std::vector<std::string> with_local_rank(std::vector<std::string> command, int l
 Environment worker_environment(const RunOptions& options, const JobEnvironment& job, int local_rank, Environment base) {
   const Placement& placement = job.placement;
   const std::string rank = std::to_string(placement.first_rank + local_rank);
+  // Clients of PyTorch's TCPStore reach the job's store through a loopback port of their node.
+  const Endpoint proxy{"127.0.0.1", job.torch_port};
+  const bool reachable = options.reachable_master_addr && options.nnodes_max > 1;
+  const Endpoint master = reachable ? Endpoint{job.node0_addr, master_port(options)} : proxy;
   const Environment fixed = {
       {"LOCAL_RANK", std::to_string(options.virtual_local_rank ? 0 : local_rank)},
       {"RANK", rank},
@@ -43,9 +58,8 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
       {"WORLD_SIZE", std::to_string(placement.world_size)},
       {"ROLE_WORLD_SIZE", std::to_string(placement.role_world_size)},
       {"GROUP_WORLD_SIZE", std::to_string(placement.nnodes)},
-      // Clients of PyTorch's TCPStore reach the job's store through a loopback port of their node.
-      {"MASTER_ADDR", "127.0.0.1"},
-      {"MASTER_PORT", std::to_string(job.torch_port)},
+      {"MASTER_ADDR", master.addr},
+      {"MASTER_PORT", std::to_string(master.port)},
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.restart_count)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
       {"TORCHELASTIC_RUN_ID", options.run_id},
@@ -54,10 +68,14 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
       {"MUSTER_SECRET", to_hex(job.secret)},
       {"MUSTER_GENERATION", std::to_string(job.generation)},
       {"MUSTER_RUN_ID", options.run_id},
+      {"MUSTER_NODE0_ADDR", job.node0_addr},
   };
   for (const auto& [name, value] : fixed) base[name] = value;
   if (options.virtual_local_rank) base["CUDA_VISIBLE_DEVICES"] = device_of(local_rank, base);
   if (options.replace_gloo) base["MUSTER_REPLACE"] = "gloo";
+  // python/muster/_torch_patches.py reads it.
+  base.erase("MUSTER_TCPSTORE_REDIRECT");
+  if (reachable) base["MUSTER_TCPSTORE_REDIRECT"] = master.to_string() + "=" + proxy.to_string();
   if (!job.interface.empty()) base["MUSTER_INTERFACE"] = job.interface;
   return shared_environment(std::move(base), job.cpus, placement.nproc);
 }

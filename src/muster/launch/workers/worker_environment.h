@@ -27,6 +27,7 @@ struct JobEnvironment {
   uint16_t torch_port = 0;         ///< port with PyTorch's protocol, on the loopback interface
   Bytes secret;                    ///< the job's; empty: none
   std::string interface;           ///< where workers listen for other nodes; empty: each worker decides
+  std::string node0_addr{};        ///< IP address of node 0 for the other nodes
   int generation = 0;              ///< how often all workers were started again, for any reason
   int restart_count = 0;           ///< how often after a failure
   int cpus = this_machine().cpus;  ///< shared by the node's workers
