@@ -42,6 +42,7 @@ void handle_events(ByteView bytes) {
   options.max_nodes = 3;
   options.max_restarts = 2;
   options.last_call = Duration::zero();
+  options.restart_delay = std::chrono::seconds(4);
   TimePoint now{1};
   JobRendezvous rendezvous(options, now);
   while (!bytes.empty()) {

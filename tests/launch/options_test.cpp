@@ -427,6 +427,8 @@ TEST(RunOptions, ShutdownTimeoutsAreParsed) {
   EXPECT_EQ(parsed({"a.py"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9"}}).shutdown_timeout, std::chrono::seconds(9));
   EXPECT_EQ(parsed({"--shutdown-timeout=1.5", "a.py"}).shutdown_timeout, std::chrono::milliseconds(1500));
   EXPECT_EQ(parsed({"--max-restarts=3", "a.py"}).max_restarts, 3);
+  EXPECT_EQ(parsed({"a.py"}).restart_delay, std::chrono::seconds(30));
+  EXPECT_EQ(parsed({"--restart-delay=0", "a.py"}).restart_delay, std::chrono::seconds(0));
   EXPECT_THAT(refused({"--monitor-interval=often", "a.py"}), HasSubstr("--monitor-interval takes"));
   EXPECT_THAT(refused({"--max-restarts=-1", "a.py"}), HasSubstr("--max-restarts takes a number from 0 up"));
 }

@@ -67,6 +67,9 @@ constexpr OptionRow kTable[] = {
 
     {kFailing, "--max-restarts", "N", "how often all workers are restarted after failures, counted for the whole job",
      &Raw::max_restarts},
+    {kFailing, "--restart-delay", "SECONDS",
+     "longest pause before a restart; the pause doubles with each quick failure in a row, from 0, 1 and 2 seconds",
+     &Raw::restart_delay},
     {kFailing, "--monitor-interval", "SECONDS", "for torchrun; has no effect: the end of a worker is noticed at once",
      &Raw::monitor_interval},
     {kFailing, "--shutdown-timeout", "SECONDS", "time between SIGTERM and SIGKILL when workers are stopped (30)",

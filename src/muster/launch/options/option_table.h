@@ -10,7 +10,8 @@ struct RawOptions {
   std::string nnodes = "1", nproc = "1", node_rank, role = "default", hosts, hostfile, ssh = "ssh -o BatchMode=yes";
   std::string master_addr, master_port, local_addr, rdzv_backend = "static", rdzv_endpoint, rdzv_id, rdzv_conf,
                                                     secret_file, timeout, store_fanout = "auto";
-  std::string max_restarts = "0", monitor_interval = "0.1", shutdown_timeout, signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+  std::string max_restarts = "0", restart_delay = "30", monitor_interval = "0.1", shutdown_timeout,
+              signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::string start_method, preload, numa_binding, replace;
   std::string log_dir, redirects = "0", tee = "0", local_ranks_filter, stdout_filters, stderr_filters, logs_specs,
                        event_log = "null";

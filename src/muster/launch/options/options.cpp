@@ -78,6 +78,7 @@ Result<> read_nodes(ParseContext& r) {
 Result<> read_worker_options(ParseContext& r) {
   RunOptions& o = r.options;
   MUSTER_ASSIGN(o.max_restarts, parse_int("--max-restarts", r.raw.max_restarts, 0, kMaxRestarts, "a number from 0 up"));
+  MUSTER_ASSIGN(o.restart_delay, parse_seconds("--restart-delay", r.raw.restart_delay));
   MUSTER_TRY(parse_seconds("--monitor-interval", r.raw.monitor_interval));
   if (r.raw.monitor_interval != RawOptions().monitor_interval)
     o.notices.emplace_back("--monitor-interval has no effect: the end of a worker is noticed at once");

@@ -101,6 +101,7 @@ struct RunOptions {
 
   // Workers.
   int max_restarts = 0;                     ///< restarts of the whole job
+  Duration restart_delay{};                 ///< the longest pause before a restart
   Duration shutdown_timeout{};              ///< between SIGTERM and SIGKILL
   std::vector<int> signals;                 ///< --signals-to-handle: signals that end the job
   std::optional<StartMethod> start_method;  ///< none: the zygote for Python scripts

@@ -13,6 +13,9 @@ namespace {
 
 constexpr size_t kMaxNamed = 16;                          // missing nodes that a message lists
 constexpr Duration kStopTime = std::chrono::seconds(60);  // for a node to stop its workers, beyond its own timeout
+constexpr Duration kMaxJoinDelay = std::chrono::seconds(3);
+constexpr Duration kQuick = std::chrono::seconds(10);  // a generation that fails sooner may fail again and again
+constexpr Duration kFirstPause = std::chrono::seconds(1);
 constexpr Duration kProgressInterval = std::chrono::seconds(3);
 constexpr Duration kProgressRepeat = std::chrono::seconds(30);  // before unchanged progress is repeated
 
@@ -34,7 +37,9 @@ RendezvousOptions rendezvous_options(const RunOptions& options) {
           .join_timeout = options.timeout,
           .last_call = options.last_call_timeout,
           .heartbeat_timeout = options.heartbeat_timeout,
-          .stop_timeout = options.shutdown_timeout + kStopTime};
+          .stop_timeout = options.shutdown_timeout + kStopTime,
+          .join_delay = std::min(options.last_call_timeout, kMaxJoinDelay),
+          .restart_delay = options.restart_delay};
 }
 
 JobRendezvous::JobRendezvous(const RendezvousOptions& options, TimePoint now)
@@ -92,9 +97,10 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   last_progress_.clear();  // sends the progress to this node, too
   expected_ = std::max(expected_, info.last_nnodes - 1);
   if (phase_ == Phase::kOver) return emit({JobEvent::Kind::kOutcome, generation_, info.id, "", outcome_});
-  const int members = static_cast<int>(assignments_.size());
-  if (phase_ == Phase::kRunning && members < options_.max_nodes && eligible() > members)
-    stop(fmt::format("{} joins the job", name_of(info)), now);
+  if (phase_ == Phase::kRunning && has_room()) {
+    join_deadline_ = std::min(join_deadline_, is_full() ? now : now + options_.join_delay);
+    admit(now);
+  }
   start_when_complete(now);
 }
 
@@ -172,7 +178,30 @@ void JobRendezvous::settle_duplicates(const std::string& holder, bool holder_liv
   if (!holder_lives) start_when_complete(now);
 }
 
+// True if a node waits that can have a place.
+bool JobRendezvous::has_room() const {
+  const int members = static_cast<int>(assignments_.size());
+  return members < options_.max_nodes && eligible() > members;
+}
+
+// Ends the generation when the nodes that joined it have waited long enough.
+void JobRendezvous::admit(TimePoint now) {
+  if (phase_ != Phase::kRunning || now < join_deadline_) return;
+  join_deadline_ = {INT64_MAX};
+  if (!has_room()) return;  // the nodes have left again
+  std::vector<std::string> names;
+  for (const auto& [id, node] : nodes_)
+    if (node.state == State::kWaiting && !node.leaving) names.push_back(name_of(node.info));
+  if (names.empty()) return;
+  stop(names.size() == 1 ? names.front() + " joins the job" : fmt::format("{} nodes join the job", names.size()), now);
+}
+
 void JobRendezvous::stop(std::string why, TimePoint now) {
+  if (now - began_at_ >= kQuick) {
+    quick_failures_ = 0;
+  } else if (failure_.status != 0) {
+    ++quick_failures_;
+  }
   phase_ = Phase::kStopping;
   stop_deadline_ = now + options_.stop_timeout;
   emit({JobEvent::Kind::kStop, generation_, "", std::move(why)});
@@ -184,22 +213,35 @@ void JobRendezvous::continue_when_stopped(TimePoint now) {
   const bool failure = failure_.status != 0 && !(elastic() && membership_changed_);
   if (failure && restarts_ >= options_.max_restarts) return finish(failure_);
   if (failure) ++restarts_;
-  gather(now);
+  const Duration pause = failure ? pause_before_restart() : Duration::zero();
+  gather(now, pause);
+  if (pause > Duration::zero())
+    emit({JobEvent::Kind::kProgress, generation_, "",
+          fmt::format("{} failures in a row: restarting in {:g} s", quick_failures_, seconds(pause))});
   start_when_complete(now);
 }
 
-void JobRendezvous::gather(TimePoint now) {
+// Doubles with each failure in a row.
+Duration JobRendezvous::pause_before_restart() const {
+  Duration pause = quick_failures_ > 1 ? kFirstPause : Duration::zero();
+  for (int i = 2; i < quick_failures_ && pause < options_.restart_delay; ++i) pause *= 2;
+  return std::min(pause, options_.restart_delay);
+}
+
+void JobRendezvous::gather(TimePoint now, Duration pause) {
   phase_ = Phase::kGathering;
+  restart_at_ = now + pause;
+  if (pause > Duration::zero()) last_call_ = restart_at_;
   failure_ = {};
   membership_changed_ = false;
-  gather_deadline_ = now + options_.join_timeout;
-  next_progress_ = now + kProgressInterval;
+  gather_deadline_ = restart_at_ + options_.join_timeout;
+  next_progress_ = restart_at_ + kProgressInterval;
   last_progress_.clear();
 }
 
 void JobRendezvous::start_when_complete(TimePoint now) {
   const int there = eligible();
-  if (phase_ != Phase::kGathering) return;
+  if (phase_ != Phase::kGathering || now < restart_at_) return;
   if (there < options_.min_nodes) {
     last_call_ = {INT64_MAX};  // the last call begins when there are enough nodes
     return;
@@ -208,12 +250,14 @@ void JobRendezvous::start_when_complete(TimePoint now) {
   const bool successor = options_.first_generation > 0;
   const bool survivors = began_ || (successor && there >= expected_);
   if (last_call_.ns == INT64_MAX) last_call_ = now + options_.last_call;
-  if (is_full() || survivors || now >= last_call_) start();
+  if (is_full() || survivors || now >= last_call_) start(now);
 }
 
-void JobRendezvous::start() {
+void JobRendezvous::start(TimePoint now) {
   phase_ = Phase::kRunning;
   began_ = true;
+  began_at_ = now;
+  join_deadline_ = {INT64_MAX};
   ++generation_;
   assign(choose());
   const int workers = assignments_.front().second.placement.world_size;
@@ -283,6 +327,7 @@ void JobRendezvous::finish(Outcome outcome) {
 
 std::vector<JobEvent> JobRendezvous::tick(TimePoint now) {
   check_heartbeats(now);
+  admit(now);
   if (phase_ == Phase::kGathering) {
     start_when_complete(now);
     if (phase_ == Phase::kGathering && now >= gather_deadline_) fail_gathering();
@@ -300,6 +345,7 @@ std::vector<JobEvent> JobRendezvous::tick(TimePoint now) {
 
 TimePoint JobRendezvous::next_tick() const {
   TimePoint next = next_scan();
+  if (phase_ == Phase::kRunning) next = std::min(next, join_deadline_);
   if (phase_ == Phase::kGathering) next = std::min({next, gather_deadline_, last_call_, next_progress_});
   return next;
 }

@@ -18,7 +18,9 @@ struct RendezvousOptions {
   Duration last_call = std::chrono::seconds(30);          ///< time for more nodes, after min_nodes have joined
   Duration heartbeat_timeout = std::chrono::seconds(10);  ///< a node is lost after this time without a heartbeat
   Duration stop_timeout = std::chrono::seconds(60);       ///< time for a node to end its workers
-  int first_generation = 0, restarts = 0;                 ///< > 0 after an earlier root has died
+  Duration join_delay{};     ///< time from the first node that joins a running generation to the end of the generation
+  Duration restart_delay{};  ///< the longest pause before a restart, see JobRendezvous
+  int first_generation = 0, restarts = 0;  ///< > 0 after an earlier root has died
 };
 RendezvousOptions rendezvous_options(const RunOptions& options);
 
@@ -31,6 +33,10 @@ RendezvousOptions rendezvous_options(const RunOptions& options);
 /// counts as one restart, no matter how many workers fail. In an elastic job (min < max) a change of membership does
 /// not count as a restart, as with torchrun. Nodes keep their order between generations. Nodes without room wait, and
 /// replace a node that is lost.
+///
+/// Each restart interrupts all nodes. So a generation that nodes join ends only after `join_delay`, or when there is no
+/// more room. If generations fail one after the other, each within 10 s, the second restart waits 1 s, and each further
+/// one waits twice as long, up to `restart_delay`.
 ///
 /// It has more than 12 fields and 15 private functions, because they are the protocol of one object, the job. The
 /// functions are short.
@@ -89,10 +95,13 @@ class JobRendezvous {
   void settle_duplicates(const std::string& holder, bool holder_lives, TimePoint now);
 
   void stop(std::string why, TimePoint now);
+  bool has_room() const;
+  void admit(TimePoint now);
+  Duration pause_before_restart() const;
   void continue_when_stopped(TimePoint now);
-  void gather(TimePoint now);
+  void gather(TimePoint now, Duration pause = {});
   void start_when_complete(TimePoint now);
-  void start();
+  void start(TimePoint now);
   std::vector<Node*> choose();
   void assign(const std::vector<Node*>& chosen);
   void finish(Outcome outcome);
@@ -122,6 +131,9 @@ class JobRendezvous {
   TimePoint gather_deadline_, next_progress_, repeat_progress_, last_scan_, stop_deadline_;
   std::string last_progress_;
   TimePoint last_call_{INT64_MAX};
+  TimePoint join_deadline_{INT64_MAX};  // the end of the generation that nodes have joined
+  TimePoint began_at_, restart_at_;     // the start of this generation, and the earliest start of the next one
+  int quick_failures_ = 0;              // generations in a row that failed soon after their start
   std::vector<JobEvent> events_;
   std::vector<std::pair<std::string, Assignment>> assignments_;
 };
