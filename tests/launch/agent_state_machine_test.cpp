@@ -267,6 +267,40 @@ TEST_F(AgentState, EndsTheJobOnSigtermAtTheRoot) {
   EXPECT_THAT(take(), ElementsAre("join", "send end 0"));
 }
 
+TEST_F(AgentState, HandsOverOnSigtermAtARootThatMoves) {
+  state_.root_found({"tcp://root:1", /*is_here=*/true, /*moves=*/true});
+  start(0);
+  take();
+  state_.signaled(SIGTERM, false);
+  EXPECT_EQ(state_.phase(), AgentPhase::kLeaving);
+  EXPECT_THAT(take(), ElementsAre("send leave 0"));
+  job_event(JobEvent::Kind::kStop);
+  EXPECT_FALSE(state_.hands_over()) << "its workers may write a checkpoint";
+  state_.workers_gone();
+  EXPECT_EQ(state_.phase(), AgentPhase::kDone);
+  EXPECT_TRUE(state_.hands_over());
+  EXPECT_EQ(state_.outcome()->status, 128 + SIGTERM);
+}
+
+TEST_F(AgentState, HandsOverNothingIfTooFewNodesAreLeft) {
+  state_.root_found({"tcp://root:1", /*is_here=*/true, /*moves=*/true});
+  start(0);
+  state_.signaled(SIGTERM, false);
+  outcome(143);
+  state_.workers_gone();
+  EXPECT_EQ(state_.phase(), AgentPhase::kDone);
+  EXPECT_FALSE(state_.hands_over()) << "the other nodes must hear the outcome";
+}
+
+TEST_F(AgentState, ANodeThatIsNotTheRootHandsOverNothing) {
+  run();
+  state_.signaled(SIGTERM, false);
+  job_event(JobEvent::Kind::kStop);
+  state_.workers_gone();
+  EXPECT_EQ(state_.phase(), AgentPhase::kDone);
+  EXPECT_FALSE(state_.hands_over());
+}
+
 TEST_F(AgentState, KillsWorkersWhenItsMonitorWasKilled) {
   run();
   state_.signaled(SIGTERM, true);

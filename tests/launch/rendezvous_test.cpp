@@ -329,6 +329,20 @@ TEST_F(Rendezvouses, ANodeMayLeaveAnElasticJob) {
   EXPECT_EQ(last.front().outcome.status, 143);
 }
 
+TEST_F(Rendezvouses, NodesThatLeaveTogetherEndTheJob) {
+  options_.last_call = 0s;
+  make(2, 3);
+  join("a");
+  join("b");
+  join("c");
+  for (const char* id : {"a", "b"}) send(NodeEvent::Kind::kStopped, id);
+  ASSERT_EQ(order(), "abc");
+  EXPECT_THAT(send(NodeEvent::Kind::kLeave, "a", "SIGTERM", 143), Are(Kind::kStop));
+  const auto last = send(NodeEvent::Kind::kLeave, "b", "SIGTERM", 143);
+  ASSERT_THAT(last, Are(Kind::kOutcome)) << "one node would be left";
+  EXPECT_EQ(last.front().outcome.status, 143);
+}
+
 TEST_F(Rendezvouses, AStalledRootEvictsNoNode) {
   make(2, 2);
   join("a");

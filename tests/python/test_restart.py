@@ -63,6 +63,13 @@ def test_the_last_failure_is_reported(node: Node) -> None:
     assert [job.err.count(f"exited with status {status}") for status in (7, 8, 9)] == [1, 1, 1], job.err
 
 
+def test_a_job_that_fails_again_and_again_restarts_after_a_pause(node: Node) -> None:
+    job = node("--standalone", "--max-restarts=3", "--restart-delay=1", code="exit 3\n", endpoint=False)
+    assert job.finish() == 3
+    pauses = re.findall(r"(\d) failures in a row: restarting in (\S+) s", job.err)
+    assert pauses == [("2", "1"), ("3", "1")], job.err
+
+
 def test_failures_on_two_nodes_at_once_are_one_restart(node: Node) -> None:
     code = "if [ $MUSTER_GENERATION = 0 ]; then exit 3; fi\n"
     jobs = [node("--nnodes=2", f"--node-rank={rank}", "--max-restarts=1", code=code) for rank in range(2)]
@@ -173,6 +180,18 @@ def test_nodes_join_leave_and_fail_during_a_job(node: Node, tmp_path: Path) -> N
         assert job.left_behind() == []
 
 
+def test_nodes_that_join_together_cause_one_restart(node: Node, tmp_path: Path) -> None:
+    words = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=3")
+    first = node(*words)
+    first.expect("generation 0 restart 0 rank 0 of 1")
+    jobs = [first, *(node(*words) for _ in range(2))]
+    for job in jobs:
+        job.expect(r"generation 1 restart 0 rank \d of 3")
+    (tmp_path / "enough").touch()
+    assert [job.finish() for job in jobs] == [0, 0, 0], first.err
+    assert "2 nodes join the job" in first.err
+
+
 def test_a_node_takes_over_the_root_address(node: Node, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -263,6 +282,37 @@ def test_a_job_survives_its_root_with_an_external_store(
     assert [job.finish() for job in (*others, last)] == [0, 0, 0], others[0].err
     root.finish()
     for job in (root, *others, last):
+        assert job.left_behind() == []
+
+
+def test_a_root_that_gets_sigterm_hands_over(node: Node, external_store: list[str], tmp_path: Path) -> None:
+    words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=1000", *external_store)
+    root = node(*words, endpoint=False)
+    root.expect("generation 0")
+    others = [node(*words, endpoint=False) for _ in range(2)]
+    for job in (root, *others):
+        job.expect(r"rank \d of 3")
+    before = [job.out.count(" of 2") for job in others]
+    root.send(signal.SIGTERM)
+    assert root.finish() == 143
+    assert "this node leaves the job" in root.err
+    for job, count in zip(others, before, strict=True):
+        job.expect(r"rank \d of 2", count=count + 1)
+    (tmp_path / "enough").touch()
+    assert [job.finish() for job in others] == [0, 0], others[0].err
+    for job in (root, *others):
+        assert "restart 1" not in job.out + job.err
+        assert job.left_behind() == []
+
+
+def test_the_last_node_that_gets_sigterm_ends_the_job(node: Node, external_store: list[str]) -> None:
+    words = ("--nnodes=2:3", "--rdzv-conf=last_call_timeout=0", *external_store)
+    jobs = [node(*words, endpoint=False) for _ in range(2)]
+    for job in jobs:
+        job.expect(r"rank \d of 2")
+    jobs[0].send(signal.SIGTERM)
+    assert [job.finish() for job in jobs] == [143, 143], "one node would be left"
+    for job in jobs:
         assert job.left_behind() == []
 
 

@@ -103,6 +103,7 @@ void AgentStateMachine::continue_after_stop() {
       phase_ = AgentPhase::kConnecting;
       return actions_.reconnect();
     case AfterStop::kLeave:
+      left_ = true;
       return finish({128 + SIGTERM, ""});
   }
 }
@@ -121,7 +122,8 @@ void AgentStateMachine::signaled(int number, bool monitor_is_gone) {
   const std::string signal = fmt::format("SIG{} on host {}", ::sigabbrev_np(number), host_);
   const bool has_root = phase_ != AgentPhase::kConnecting;
   // SIGTERM means that the system takes this host away. An elastic job continues if enough other nodes are left.
-  if (number == SIGTERM && elastic_ && has_root && !root_.is_here) return leave(number, signal);
+  const bool can_leave = has_root && (!root_.is_here || root_.moves);
+  if (number == SIGTERM && elastic_ && can_leave) return leave(number, signal);
   const int for_workers = is_forwarded(number) ? number : SIGTERM;
   end({128 + number, signal + ": stopping the workers (once more kills them)"}, for_workers);
 }

@@ -55,9 +55,9 @@ struct RootInfo {
 ///   kJoining     start                                        kRunning
 ///                evicted                                      kJoining (joins again)
 ///                root lost                                    kConnecting
-///                SIGTERM of an elastic job's node             kDone (tells the root that it leaves)
+///                SIGTERM of an elastic job's node (1)         kDone (tells the root that it leaves)
 ///   kRunning     stop, evicted, root lost                     kStopping
-///                SIGTERM of an elastic job's node             kLeaving
+///                SIGTERM of an elastic job's node (1)         kLeaving
 ///   kLeaving     stop, evicted, root lost, second signal      kStopping
 ///   kStopping    workers gone: generation was stopped         kJoining
 ///                              evicted                        kJoining (joins again)
@@ -66,6 +66,8 @@ struct RootInfo {
 ///   with workers an outcome, or a signal                      kEnding
 ///   without      an outcome, or a signal                      kDone
 ///   kEnding      workers gone                                 kDone
+///
+/// (1) A root that does not move ends the job.
 class AgentStateMachine {
  public:
   AgentStateMachine(AgentActions& actions, std::string host, bool elastic)
@@ -96,6 +98,8 @@ class AgentStateMachine {
   const std::optional<Outcome>& failure() const { return failure_; }
   /// The job's outcome, set from kEnding on.
   const std::optional<Outcome>& outcome() const { return outcome_; }
+  /// True if this node has left the job and was its root. The job goes on when this node's connection is closed.
+  bool hands_over() const { return left_ && root_.is_here; }
 
  private:
   /// In ascending order of priority.
@@ -119,6 +123,7 @@ class AgentStateMachine {
   std::string root_loss_;  // why the root was lost, while the agent reconnects to a root that does not move
   std::string last_notice_;
   std::optional<Outcome> failure_, outcome_;
+  bool left_ = false;  // this node has ended, and the job has not
 };
 
 }  // namespace muster

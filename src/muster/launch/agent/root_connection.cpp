@@ -90,6 +90,10 @@ void RootConnection::join(NodeInfo node) {
   if (client_) client_->join(std::move(node));
 }
 
+void RootConnection::hand_over() {
+  if (client_) (void)client_->flush(Deadline::after(kShutdownTime));
+}
+
 void RootConnection::leave(int expected, Duration patience) {
   if (!client_) return;
   client_->send({NodeEvent::Kind::kBye});

@@ -142,8 +142,9 @@ void JobRendezvous::failed(const NodeEvent& event, TimePoint now) {
 
 void JobRendezvous::leave(Node& node, const NodeEvent& event, TimePoint now) {
   if (phase_ == Phase::kOver) return;
-  if (!elastic() || eligible() - 1 < options_.min_nodes) return finish(event.outcome);
   node.leaving = true;  // no later generation includes this node; its kBye will follow
+  const auto stays = [](const auto& entry) { return !entry.second.leaving && entry.second.state != State::kDuplicate; };
+  if (!elastic() || std::ranges::count_if(nodes_, stays) < options_.min_nodes) return finish(event.outcome);
   if (phase_ != Phase::kRunning || node.state == State::kWaiting) return;
   membership_changed_ = true;
   stop(event.outcome.report, now);
