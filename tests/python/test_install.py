@@ -72,7 +72,7 @@ def test_the_core_example_joins_a_job_without_torch(prefix: Path, run: Run, root
     output = run([prefix / "bin/muster", "run", "--nproc-per-node", "3", "--no-python", program])
     assert sorted(re.findall(r"rank (\d) of 3: pi is 3.141593", output)) == ["0", "1", "2"], output
     alone = subprocess.run([program], capture_output=True, text=True, timeout=60)
-    assert (alone.returncode, alone.stderr) == (1, "pi: invalid argument: start this with `muster run`\n")
+    assert (alone.returncode, alone.stderr) == (1, "pi: invalid argument: RANK is not set: start this program with `muster run`\n")
 
 
 def test_missing_torch_component_is_reported(prefix: Path, run: Run, tmp_path: Path) -> None:

@@ -95,6 +95,14 @@ class Group {
   /// Exchanges addresses with the other ranks through the store and connects to them, within options.timeout. The error
   /// names ranks that did not come, a rank that two processes claim, or a rank that has another world size.
   static Result<std::unique_ptr<Group>> form(Store& store, const GroupSpec& membership, const GroupOptions& options);
+  /// Forms the group of all ranks of the job, from RANK, WORLD_SIZE and what group_options_from_environment() and
+  /// store_from_environment() read: `muster run` sets them. In a job without MUSTER_STORE, rank 0 serves the store at
+  /// MASTER_ADDR:MASTER_PORT as long as it has the group. kInvalidArgument names a variable that is missing. The result
+  /// is shared, because it also holds the store.
+  static Result<std::shared_ptr<Group>> join_job();
+  /// The store in which join_job() forms the group, over a connection of its own: for split(), and for keys of the
+  /// program.
+  static Result<std::unique_ptr<Store>> job_store();
   virtual ~Group() = default;
 
   /// Submits any collective. The caller sets call.collective, call.op and call.root, and the memory, counts and factor

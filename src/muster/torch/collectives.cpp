@@ -3,13 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <charconv>
-#include <cstdlib>
-#include <string_view>
-
-#include "muster/store/store.h"
 #include "muster/torch/c10d/arguments.h"
-#include "muster/torch/c10d/hold_store.h"
 #include "muster/torch/c10d/tensor_request.h"
 #include "muster/torch/tensor.h"
 
@@ -39,33 +33,11 @@ void check_slots(const at::Tensor& tensors, int size, const char* title) {
                  tensors.sizes(), " must be the group's size, ", size);
 }
 
-int number_of_environment(const char* name) {
-  const char* value = std::getenv(name);
-  check_argument(value != nullptr, "join_job", name, " is not set: start this program with `muster run`");
-  const std::string_view text = value;
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.begin(), text.end(), number);
-  check_argument(error == std::errc() && end == text.end(), "join_job", name, "=", value, " is not a number");
-  return number;
-}
-
 }  // namespace
 
-std::unique_ptr<Store> job_store() {
-  const auto options = value_or_throw(group_options_from_environment());
-  return value_or_throw(store_from_environment(Deadline::after(options.timeout)));
-}
+std::unique_ptr<Store> job_store() { return value_or_throw(Group::job_store()); }
 
-std::shared_ptr<Group> join_job() {
-  GroupSpec self{.rank = number_of_environment("RANK"), .size = number_of_environment("WORLD_SIZE")};
-  if (std::getenv("MUSTER_GENERATION") != nullptr) {
-    self.generation = static_cast<uint64_t>(number_of_environment("MUSTER_GENERATION"));
-  }
-  const auto options = value_or_throw(group_options_from_environment());
-  auto store = job_store();
-  auto group = value_or_throw(Group::form(*store, self, options));
-  return hold_store(std::move(store), std::move(group));
-}
+std::shared_ptr<Group> join_job() { return value_or_throw(Group::join_job()); }
 
 void all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions& options) {
   blocking("all_reduce", [&](auto& request) { return group.all_reduce(request.in_place(tensor), op, options); });

@@ -22,12 +22,10 @@
 
 namespace muster {
 
-/// Forms the group of all ranks that `muster run` started, from RANK, WORLD_SIZE, and the variables that
-/// store_from_environment() and group_options_from_environment() read. The group holds the store in which it was
-/// formed. Throws c10::ValueError in a process that was started in another way.
+/// Group::join_job(), with exceptions. Throws c10::ValueError in a process that was started in another way.
 std::shared_ptr<Group> join_job();
 
-/// The store of the job's group, over a connection of its own: for Group::split(), and for keys of the program.
+/// Group::job_store(), with exceptions.
 std::unique_ptr<Store> job_store();
 
 /// In place: `tensor` becomes the reduction over all ranks.

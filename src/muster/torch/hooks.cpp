@@ -6,10 +6,10 @@
 #include <numeric>
 #include <utility>
 
+#include "muster/group/hold_store.h"
 #include "muster/kernels/compress.h"
 #include "muster/torch/c10d/allocator.h"
 #include "muster/torch/c10d/arguments.h"
-#include "muster/torch/c10d/hold_store.h"
 #include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/hooks/hooks_base.h"

@@ -1,0 +1,109 @@
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "muster/base/log.h"
+#include "muster/group/group.h"
+#include "muster/group/hold_store.h"
+#include "muster/store/remote_store.h"
+#include "muster/store/server/server.h"
+
+namespace muster {
+namespace {
+
+Result<int> number_from(const char* name) {
+  const char* value = std::getenv(name);
+  if (value == nullptr) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not set: start this program with `muster run`", name));
+  }
+  const std::string_view text = value;
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < 0) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{}='{}' is not a number", name, text));
+  }
+  return number;
+}
+
+/// Where rank 0 serves the store of a job that `muster run` did not start.
+Result<Address> master_address() {
+  const char* host = std::getenv("MASTER_ADDR");
+  if (host == nullptr) {
+    return fail(ErrorCode::kInvalidArgument,
+                "neither MUSTER_STORE nor MASTER_ADDR is set: start this program with `muster run`");
+  }
+  const char* agent_store = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
+  if (agent_store != nullptr && std::string_view(agent_store) == "True") {
+    return fail(ErrorCode::kUnsupported,
+                "torchrun serves its own store at MASTER_ADDR, which does not speak muster's protocol: start this "
+                "program with `muster run`, which takes the same options");
+  }
+  MUSTER_ASSIGN(const int port, number_from("MASTER_PORT"));
+  if (port < 1 || port > 65535) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("MASTER_PORT={} is not a port", port));
+  }
+  MUSTER_ASSIGN(const auto addresses, resolve(host, static_cast<uint16_t>(port)));
+  return addresses.front();
+}
+
+/// The job's store, and at rank 0 of a job without a launcher the server of it.
+struct JobStore {
+  std::unique_ptr<StoreServer> server;
+  std::unique_ptr<Store> store;  ///< destroyed before the server
+};
+
+/// `serve`: this rank starts the server if the job has no launcher that did.
+Result<JobStore> open_job_store(const GroupOptions& options, bool serve) {
+  const Deadline deadline = Deadline::after(options.timeout);
+  JobStore job;
+  if (std::getenv("MUSTER_STORE") != nullptr) {
+    MUSTER_ASSIGN(job.store, store_from_environment(deadline));
+    return job;
+  }
+  MUSTER_ASSIGN(const Address address, master_address());
+  if (serve) {
+    StoreServerOptions server;
+    server.credentials = options.credentials;
+    server.muster_listen = {address};
+    auto started = StoreServer::start(std::move(server), deadline);
+    if (!started) {
+      return fail(started.error().code,
+                  fmt::format("rank 0 cannot serve the job's store at MASTER_ADDR: {}", started.error().message));
+    }
+    job.server = std::move(*started);
+    if (options.credentials.secret.empty() && !address.is_loopback()) {
+      log(LogLevel::kWarning, fmt::format("no secret was given, so anyone who can reach {} can join this job; set "
+                                          "MUSTER_SECRET to the same hex digits at all ranks",
+                                          address.to_string()));
+    }
+  }
+  MUSTER_ASSIGN(job.store, remote_store("tcp://" + address.to_string(), options.credentials, deadline));
+  return job;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Group>> Group::join_job() {
+  GroupSpec self;
+  MUSTER_ASSIGN(self.rank, number_from("RANK"));
+  MUSTER_ASSIGN(self.size, number_from("WORLD_SIZE"));
+  if (std::getenv("MUSTER_GENERATION") != nullptr) {
+    MUSTER_ASSIGN(const int generation, number_from("MUSTER_GENERATION"));
+    self.generation = static_cast<uint64_t>(generation);
+  }
+  MUSTER_ASSIGN(const GroupOptions options, group_options_from_environment());
+  MUSTER_ASSIGN(JobStore opened, open_job_store(options, self.rank == 0));
+  const auto job = std::make_shared<JobStore>(std::move(opened));
+  MUSTER_ASSIGN(auto group, form(*job->store, self, options));
+  return hold_store({job, job->store.get()}, std::move(group));
+}
+
+Result<std::unique_ptr<Store>> Group::job_store() {
+  MUSTER_ASSIGN(const GroupOptions options, group_options_from_environment());
+  MUSTER_ASSIGN(JobStore job, open_job_store(options, /*serve=*/false));
+  return std::move(job.store);
+}
+
+}  // namespace muster
