@@ -7,6 +7,7 @@
 // ranks, gradients clipped over all ranks, and checkpoints. A later call of the same command continues from the
 // checkpoint, on any number of ranks. For slow links, a hook sends gradients as fewer bytes.
 
+#include <muster/base/run_main.h>
 #include <muster/torch/checkpoint.h>
 #include <muster/torch/collectives.h>
 #include <muster/torch/data/distributed_sampler.h>
@@ -247,12 +248,8 @@ Settings settings_of(int count, char** words) {
 
 int main(int count, char** words) {
   torch::set_num_threads(1);  // the ranks share the machine
-  try {
+  return muster::run_main([&] {
     const Settings settings = settings_of(count, words);
     train(muster::join_job(), settings);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "chars: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  });
 }

@@ -3,8 +3,9 @@
 //   muster run --nproc-per-node 2 --no-python ./digits
 //
 // Three things make it run on several ranks: join_job(), a DistributedSampler for the loader, and
-// DistributedDataParallel around the model. examples/python/digits.py does the same.
+// DistributedDataParallel around the model. run_main() reports errors. examples/python/digits.py does the same.
 
+#include <muster/base/run_main.h>
 #include <muster/torch/collectives.h>
 #include <muster/torch/data/distributed_sampler.h>
 #include <muster/torch/nn/distributed_data_parallel.h>
@@ -128,12 +129,8 @@ void train(const std::shared_ptr<muster::Group>& group) {
 
 int main(int count, char** words) {
   torch::set_num_threads(1);  // the ranks share the machine
-  try {
+  return muster::run_main([&] {
     if (count > 1) throw std::invalid_argument(std::string("takes no options, not ") + words[1]);
     train(muster::join_job());
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "digits: %s\n", error.what());
-    return 1;
-  }
-  return 0;
+  });
 }

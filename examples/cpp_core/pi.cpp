@@ -2,6 +2,7 @@
 //
 //   muster run --nproc-per-node 4 --no-python ./pi
 
+#include <muster/base/run_main.h>
 #include <muster/group/group.h>
 
 #include <cstdio>
@@ -28,8 +29,4 @@ muster::Result<> run() {
   return {};
 }
 
-int main() {
-  const auto result = run();
-  if (!result) std::fprintf(stderr, "pi: %s\n", result.error().to_string().c_str());
-  return result ? 0 : 1;
-}
+int main() { return muster::run_main(run); }

@@ -72,7 +72,8 @@ def test_the_core_example_joins_a_job_without_torch(prefix: Path, run: Run, root
     output = run([prefix / "bin/muster", "run", "--nproc-per-node", "3", "--no-python", program])
     assert sorted(re.findall(r"rank (\d) of 3: pi is 3.141593", output)) == ["0", "1", "2"], output
     alone = subprocess.run([program], capture_output=True, text=True, timeout=60)
-    assert (alone.returncode, alone.stderr) == (1, "pi: invalid argument: RANK is not set: start this program with `muster run`\n")
+    message = "error: invalid argument: RANK is not set: start this program with `muster run`\n"
+    assert (alone.returncode, alone.stderr) == (1, message)
 
 
 def test_missing_torch_component_is_reported(prefix: Path, run: Run, tmp_path: Path) -> None:
@@ -148,10 +149,10 @@ def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("digits --epochs 3", "digits: takes no options, not --epochs"),
-        ("chars --steps ten", "chars: --steps takes a number, not ten"),
-        ("chars --epochs 3", "chars: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --epochs 3"),
-        ("chars --steps", "chars: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --steps "),
+        ("digits --epochs 3", "error: takes no options, not --epochs"),
+        ("chars --steps ten", "error: --steps takes a number, not ten"),
+        ("chars --epochs 3", "error: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --epochs 3"),
+        ("chars --steps", "error: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --steps "),
     ],
 )
 def test_cpp_examples_refuse_unknown_options(built_examples: Path, command: str, message: str) -> None:
