@@ -118,5 +118,58 @@ TEST(TensorCollectives, ThrowErrorsOfTheCore) {
   });
 }
 
+TEST(AsyncCollectives, ReturnTheResultsOfTheBlockingCalls) {
+  test::run_group(2, "shm", [](Group& group) {
+    const int64_t rank = group.membership().rank;
+    const at::Tensor base = at::full({6, 4}, static_cast<double>(rank + 1));
+    const at::Tensor slots = at::arange(4, at::kLong).view({2, 2}) + 10 * rank;
+    const AsyncWork reduced = async::all_reduce(group, base.t());
+    const AsyncWork gathered = async::all_gather(group, at::full({3}, rank, at::kLong));  // keeps the temporary
+    const AsyncWork scattered = async::reduce_scatter(group, slots);
+    const AsyncWork swapped = async::all_to_all(group, slots);
+    const AsyncWork rooted = async::reduce(group, at::full({2}, rank + 1, at::kLong), ReduceOp::kSum, 1);
+    const AsyncWork broadcasted = async::broadcast(group, at::full({2}, rank, at::kLong), 1);
+    EXPECT_FALSE(async::barrier(group).wait().defined());
+    EXPECT_TRUE(at::equal(reduced.wait(), at::full({4, 6}, 3.F)));
+    EXPECT_TRUE(at::equal(base, at::full({6, 4}, 3.F)));
+    EXPECT_TRUE(at::equal(gathered.wait()[1], at::full({3}, 1, at::kLong)));
+    EXPECT_TRUE(at::equal(scattered.wait(), 2 * at::arange(4, at::kLong).view({2, 2})[rank] + 10));
+    EXPECT_TRUE(at::equal(swapped.wait()[1], at::arange(4, at::kLong).view({2, 2})[rank] + 10));
+    EXPECT_EQ(rooted.wait()[0].item<int64_t>(), rank == 1 ? 3 : 1);
+    EXPECT_EQ(broadcasted.wait()[0].item<int64_t>(), 1);
+  });
+}
+
+TEST(AsyncCollectives, CompleteWhenThePeerHasCalled) {
+  std::latch polled(1);
+  test::run_group(2, "shm", [&polled](Group& group) {
+    const at::Tensor ones = at::ones({10});
+    if (group.membership().rank == 0) {
+      const AsyncWork pending = async::all_reduce(group, ones);
+      EXPECT_FALSE(pending.is_completed());
+      EXPECT_THROW(pending.wait(1ms), ErrorException);
+      polled.count_down();
+      EXPECT_EQ(pending.wait().sum().item<float>(), 20);
+      EXPECT_TRUE(pending.is_completed());
+      const AsyncWork received = async::recv(group, at::empty({2}), 1, 7);
+      EXPECT_EQ(received.wait().sum().item<float>(), 2);
+    } else {
+      polled.wait();
+      async::all_reduce(group, ones);  // continues without its handle
+      async::send(group, at::ones({2}), 0, 7).wait();
+    }
+  });
+}
+
+TEST(AsyncCollectives, ThrowTheErrorOfTheCall) {
+  std::latch formed(2);
+  test::run_group(2, "shm", [&formed](Group& group) {
+    formed.arrive_and_wait();
+    group.abort({ErrorCode::kPeerLost, "rank 1 went away", 1});
+    EXPECT_THROW(async::all_reduce(group, at::ones({2})).wait(), ErrorException);
+    EXPECT_THROW(async::all_to_all(group, at::ones({3, 2})), c10::ValueError);
+  });
+}
+
 }  // namespace
 }  // namespace muster

@@ -5,6 +5,7 @@
 
 #include "muster/torch/c10d/arguments.h"
 #include "muster/torch/c10d/tensor_request.h"
+#include "muster/torch/c10d/work.h"
 #include "muster/torch/tensor.h"
 
 namespace muster {
@@ -31,6 +32,19 @@ void check_slots(const at::Tensor& tensors, int size, const char* title) {
   value_or_throw(check_sendable(tensors));
   check_argument(tensors.dim() > 0 && tensors.size(0) == size, title, "the first dimension of a tensor of shape ",
                  tensors.sizes(), " must be the group's size, ", size);
+}
+
+/// Starts a call: `call` adds tensors to the request and submits their memory to the group.
+template <class Call>
+AsyncWork start_async(Group& group, const char* title, at::Tensor result, CallOptions options, Call call) {
+  const at::NoGradGuard no_grad;
+  options.async = true;
+  auto work = c10::make_intrusive<TensorWork>(group.membership().rank,
+                                              TensorRequest(c10d::OpType::UNKNOWN, title, /*async=*/true),
+                                              at::TensorList(), std::make_shared<PendingWorks>());
+  const muster::Work part = call(work->request(), options);
+  TensorWork::start(work, {part}, part.sequence());
+  return {std::move(work), std::move(result)};
 }
 
 }  // namespace
@@ -126,5 +140,73 @@ Rank recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag, const CallOpt
 }
 
 void barrier(Group& group, const CallOptions& options) { value_or_throw(group.barrier(options).wait()); }
+
+at::Tensor AsyncWork::wait(Duration timeout) const {
+  work_->wait(std::chrono::ceil<std::chrono::milliseconds>(timeout));
+  return result_;
+}
+
+namespace async {
+
+AsyncWork all_reduce(Group& group, at::Tensor tensor, ReduceOp op, const CallOptions& options) {
+  return start_async(group, "all_reduce", tensor, options, [&](TensorRequest& request, const CallOptions& call) {
+    return group.all_reduce(request.in_place(tensor), op, call);
+  });
+}
+
+AsyncWork reduce(Group& group, at::Tensor tensor, ReduceOp op, Rank root, const CallOptions& options) {
+  const bool here = group.membership().rank == root;
+  return start_async(group, "reduce", tensor, options, [&](TensorRequest& request, const CallOptions& call) {
+    return group.reduce(here ? request.in_place(tensor) : request.read(tensor), op, root, call);
+  });
+}
+
+AsyncWork broadcast(Group& group, at::Tensor tensor, Rank root, const CallOptions& options) {
+  return start_async(group, "broadcast", tensor, options, [&](TensorRequest& request, const CallOptions& call) {
+    return group.broadcast(request.in_place(tensor), root, call);
+  });
+}
+
+AsyncWork all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options) {
+  const at::Tensor output = slots_like(tensor, group.membership().size);
+  return start_async(group, "all_gather", output, options, [&](TensorRequest& request, const CallOptions& call) {
+    return group.all_gather(request.read(tensor), request.write(output), call);
+  });
+}
+
+AsyncWork reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op, const CallOptions& options) {
+  check_slots(tensors, group.membership().size, "reduce_scatter");
+  const at::Tensor output = at::empty(tensors.sizes().slice(1), tensors.options());
+  return start_async(group, "reduce_scatter", output, options, [&](TensorRequest& request, const CallOptions& call) {
+    return group.reduce_scatter(request.read(tensors), request.write(output), op, call);
+  });
+}
+
+AsyncWork all_to_all(Group& group, const at::Tensor& tensors, const CallOptions& options) {
+  check_slots(tensors, group.membership().size, "all_to_all");
+  const at::Tensor output = at::empty(tensors.sizes(), tensors.options());
+  return start_async(group, "all_to_all", output, options, [&](TensorRequest& request, const CallOptions& call) {
+    return group.all_to_all(request.read(tensors), request.write(output), call);
+  });
+}
+
+AsyncWork send(Group& group, const at::Tensor& tensor, Rank dst, uint32_t tag, const CallOptions& options) {
+  return start_async(group, "send", tensor, options, [&](TensorRequest& request, const CallOptions& call) {
+    return group.send(request.read(tensor), dst, tag, call);
+  });
+}
+
+AsyncWork recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag, const CallOptions& options) {
+  return start_async(group, "recv", tensor, options, [&](TensorRequest& request, const CallOptions& call) {
+    return group.receive(request.write(tensor), src, tag, call);
+  });
+}
+
+AsyncWork barrier(Group& group, const CallOptions& options) {
+  return start_async(group, "barrier", at::Tensor(), options,
+                     [&](TensorRequest&, const CallOptions& call) { return group.barrier(call); });
+}
+
+}  // namespace async
 
 }  // namespace muster

@@ -6,12 +6,14 @@
 //   muster::all_reduce(*group, gradient, muster::ReduceOp::kAverage);
 //
 // Every call blocks until it is done at this rank, and throws muster::ErrorException (torch/exception.h) when it fails.
+// The calls in muster::async return at once. torch/nn/functional.h has calls with gradients.
 // Tensors are on the CPU, of any strides and any dtype that the operation supports. Shapes and dtypes are equal at all
 // ranks. Threads may share a group. Its calls run one after the other in the order in which they are made, which must
 // be the same at all ranks; send() and recv() run beside them. Other threads must not use a call's tensors until it
 // returns.
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
 #include <utility>
@@ -64,5 +66,41 @@ Rank recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag = 0, const Cal
 }
 /// Returns when every rank has called it.
 void barrier(Group& group, const CallOptions& options = {});
+
+/// A call that runs on the group's progress thread. Copies refer to the same call. It continues, and keeps its tensors
+/// alive, when all copies are dropped. Thread-safe.
+class AsyncWork {
+ public:
+  AsyncWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor result)
+      : work_(std::move(work)), result_(std::move(result)) {}
+
+  /// True once wait() would return or throw at once.
+  bool is_completed() const { return work_->isCompleted(); }
+  /// Returns the result of the call, as its blocking form does; the tensor itself for calls that work in place. Throws
+  /// the call's error, or kTimeout if `timeout` passes first; the call then continues. Zero: the call's own timeout.
+  at::Tensor wait(Duration timeout = Duration::zero()) const;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  at::Tensor result_;
+};
+
+/// The calls above as calls that return at once. No thread may use their tensors until wait() has returned.
+namespace async {
+
+AsyncWork all_reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
+AsyncWork reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, Rank root = 0,
+                 const CallOptions& options = {});
+AsyncWork broadcast(Group& group, at::Tensor tensor, Rank root = 0, const CallOptions& options = {});
+AsyncWork all_gather(Group& group, const at::Tensor& tensor, const CallOptions& options = {});
+AsyncWork reduce_scatter(Group& group, const at::Tensor& tensors, ReduceOp op = ReduceOp::kSum,
+                         const CallOptions& options = {});
+AsyncWork all_to_all(Group& group, const at::Tensor& tensors, const CallOptions& options = {});
+AsyncWork send(Group& group, const at::Tensor& tensor, Rank dst, uint32_t tag = 0, const CallOptions& options = {});
+AsyncWork recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag = 0, const CallOptions& options = {});
+/// Its result is an undefined tensor.
+AsyncWork barrier(Group& group, const CallOptions& options = {});
+
+}  // namespace async
 
 }  // namespace muster
