@@ -1,82 +1,23 @@
 #include "muster/torch/checkpoint.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <system_error>
 
-#include "muster/io/fd.h"
 #include "muster/torch/archive_exchange.h"
 #include "muster/torch/c10d/arguments.h"
+#include "muster/torch/checkpoint_file.h"
 #include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/optim/zero_redundancy_optimizer.h"
 
 namespace muster::checkpoint {
 namespace {
-
-[[noreturn]] void throw_errno(int number, const std::string& what) {
-  throw std::runtime_error(what + ": " + std::strerror(number));
-}
-
-/// Flushes the directory entry: without it, a crash of the machine may lose the new name.
-void flush_directory_of(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path();
-  const std::string directory = parent.empty() ? "." : parent;
-  const Fd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // EINVAL: this file system cannot flush directories.
-  if (!fd || (::fsync(fd.get()) != 0 && errno != EINVAL)) throw_errno(errno, "cannot flush the directory " + directory);
-}
-
-void write_atomically(torch::serialize::OutputArchive& archive, const std::string& path) {
-  const std::string partial = path + ".partial";
-  const Fd fd(::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd) throw_errno(errno, "cannot create " + partial);
-  int failure = 0;  // kept, not thrown, because the archive's writer continues in its destructor
-  archive.save_to([&](const void* data, size_t size) {
-    for (size_t done = 0; done < size && failure == 0;) {
-      const ssize_t count = ::write(fd.get(), static_cast<const char*>(data) + done, size - done);
-      if (count >= 0) {
-        done += static_cast<size_t>(count);
-      } else if (errno != EINTR) {
-        failure = errno;
-      }
-    }
-    return size;
-  });
-  if (failure == 0 && ::fsync(fd.get()) != 0) failure = errno;
-  if (failure == 0 && ::rename(partial.c_str(), path.c_str()) != 0) failure = errno;
-  if (failure != 0) {
-    ::unlink(partial.c_str());
-    throw_errno(failure, "cannot write " + path);
-  }
-  flush_directory_of(path);
-}
-
-at::Tensor read_file(const std::string& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat status {};
-  if (!fd || ::fstat(fd.get(), &status) != 0) throw_errno(errno, "cannot read " + path);
-  const at::Tensor bytes = at::empty({status.st_size}, at::kByte);
-  for (size_t done = 0; done < bytes.nbytes();) {
-    const ssize_t count = ::read(fd.get(), static_cast<char*>(bytes.mutable_data_ptr()) + done, bytes.nbytes() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw_errno(errno, "cannot read " + path);
-    if (count == 0) throw std::runtime_error("cannot read " + path + ": the file was truncated while it was read");
-    done += static_cast<size_t>(count);
-  }
-  return bytes;
-}
 
 /// Copies the values of `stored`, which must have the same shape.
 void load_tensor(const at::Tensor& tensor, const at::Tensor& stored, const std::string& name = "") {
@@ -195,7 +136,7 @@ void save(Group& group, const std::string& path, const State& state) {
         entry.save(nested);
         archive.write(entry.name, nested);
       }
-      write_atomically(archive, path);
+      write_atomically(path, [&](const ByteSink& sink) { archive.save_to(sink); });
     });
   }
   throw_if_any_failed(group, problem.empty() ? problem : "could not save the checkpoint: " + problem);
