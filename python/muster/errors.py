@@ -7,6 +7,8 @@ torch.distributed.DistStoreError.
 
 from __future__ import annotations
 
+import builtins
+
 from torch.distributed import DistBackendError
 
 
@@ -17,8 +19,8 @@ class Error(DistBackendError):
     context: str = ""
 
 
-class TimeoutError(Error):  # noqa: A001 (qualified as muster.TimeoutError)
-    """The deadline passed before the operation was complete."""
+class TimeoutError(Error, builtins.TimeoutError):  # noqa: A001 (qualified as muster.TimeoutError)
+    """The deadline passed before the operation was complete. `except TimeoutError` catches it too."""
 
 
 class PeerLostError(Error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import threading
@@ -339,6 +340,9 @@ def group_of_one(rank: int) -> str:
         with pytest.raises(muster.TimeoutError, match="all_reduce") as caught:
             dist.all_reduce(torch.ones(4), group=group)
         assert isinstance(caught.value, dist.DistBackendError)
+        assert isinstance(caught.value, TimeoutError), "Python's own"
+        again = pickle.loads(pickle.dumps(caught.value))
+        assert (str(again), again.context) == (str(caught.value), caught.value.context)
         with pytest.raises(dist.DistBackendError):  # the group is dead
             dist.barrier(group=group)
     dist.barrier()  # another group still works
