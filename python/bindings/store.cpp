@@ -4,9 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <optional>
+#include <string>
 
 #include "bindings.h"
 #include "muster/io/connect/handshake.h"
+#include "muster/torch/c10d/store_adapter.h"
 #include "muster/torch/exception.h"
 
 namespace muster::python {
@@ -30,6 +32,18 @@ Bytes secret_of(const std::optional<py::bytes>& given) {
 }  // namespace
 
 void bind_store(py::module_& module) {
+  py::class_<C10dStoreAdapter, c10d::Store, c10::intrusive_ptr<C10dStoreAdapter>>(module, "Store")
+      .def_property_readonly("host",
+                             [](const C10dStoreAdapter& store) -> std::optional<std::string> {
+                               const auto address = store.address();
+                               if (!address) return std::nullopt;
+                               return address->host;
+                             })
+      .def_property_readonly("port", [](const C10dStoreAdapter& store) -> std::optional<int> {
+        const auto address = store.address();
+        if (!address) return std::nullopt;
+        return address->port;
+      });
   module.def(
       "open_store",
       [](const std::string& url, const std::optional<py::bytes>& given, milliseconds timeout) {

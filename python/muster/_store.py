@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from muster import _C
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 
 def store(
     url: str | None = None, *, timeout: timedelta | float = timedelta(minutes=5), secret: bytes | None = None
-) -> Store:
+) -> _C.Store:
     """Opens a store, usable wherever torch takes one: `init_process_group("muster", store=muster.store(url), ...)`.
 
     url: "tcp://host:port", "unix:/path" or "unix:@name" (a muster store server), "redis://[:password@]host[/prefix]",
@@ -22,6 +18,9 @@ def store(
     timeout: for opening it, and for each later wait (set_timeout() changes that); a number is in seconds.
     secret: the job's secret, for tcp: and unix:, of 16 bytes or more, or empty for none; by default MUSTER_SECRET (hex)
         from the environment.
+
+    The result is a torch.distributed.Store. Its `host` and `port` are those of the server at tcp: or redis:, like a
+    TCPStore's, and None for other URLs and for the job's own store.
 
     Raises ValueError for a malformed URL or a secret that is too short, and muster.Error for a store that is
     unreachable or not in this build.

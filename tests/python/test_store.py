@@ -50,6 +50,7 @@ def test_a_muster_store_is_a_torch_store() -> None:
     prefixed = dist.PrefixStore("group", store)
     prefixed.set("k", "inner")
     assert store.get("group/k") == b"inner"
+    assert (store.host, store.port) == (None, None)
 
 
 def test_wait_timeouts_match_torch() -> None:
@@ -88,6 +89,8 @@ def test_a_store_server_is_a_torch_store(release_build: Path) -> None:
             url = server.stdout.readline().strip()
             store: Any = muster.store(url, secret=secret)
             other: Any = muster.store(url, secret=secret)
+            for each in (store, other.clone(), dist.PrefixStore("group", store).underlying_store):
+                assert f"tcp://{each.host}:{each.port}" == url
             store.set("k", b"\x00\xff")
             assert other.get("k") == b"\x00\xff"
             assert [store.add("n", 2), other.add("n", 3)] == [2, 5]
@@ -216,6 +219,8 @@ def url(request: pytest.FixtureRequest, server_folder: Path) -> Iterator[str]:
 def test_redis_and_etcd_are_torch_stores(url: str) -> None:
     store: Any = open_when_up(f"{url}/store")
     assert issubclass(type(store), dist.Store)
+    server = ("127.0.0.1", int(url.split(":")[2].split("/")[0])) if url.startswith("redis") else (None, None)
+    assert (store.host, store.port) == server
     store.set("k", b"\x00\xff")
     assert store.get("k") == b"\x00\xff"
     assert store.add("n", 2) == 2

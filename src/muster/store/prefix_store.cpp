@@ -28,6 +28,7 @@ class PrefixStore : public Store {
     for (const auto& [name, value] : found) result.emplace(name.substr(prefix_.size()), value);
     return result;
   }
+  std::optional<HostPort> address() const override { return base_.address(); }
   Result<std::unique_ptr<Store>> clone() override {
     MUSTER_ASSIGN(std::unique_ptr<Store> base, base_.clone());
     return prefix_store(name_, std::move(base));

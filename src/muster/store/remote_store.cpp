@@ -33,6 +33,14 @@ class RemoteStore : public Store {
     return remote_store(url_, credentials_, Deadline::after(kConnectTimeout));
   }
 
+  std::optional<HostPort> address() const override {
+    constexpr std::string_view kScheme = "tcp://";
+    if (!url_.starts_with(kScheme)) return std::nullopt;
+    const auto server = parse_host_port(std::string_view(url_).substr(kScheme.size()), 0);
+    if (!server) return std::nullopt;
+    return *server;
+  }
+
   Result<Reply> call(Request request, const Deadline& deadline) override {
     MUSTER_TRY(validate(request));
     std::unique_lock lock(mutex_);

@@ -10,6 +10,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/clock.h"
+#include "muster/io/address.h"
 
 namespace muster {
 
@@ -63,6 +64,8 @@ class Store {
                                                  const Deadline& deadline);
   /// The names of the locks with this prefix that are held now, with the values of their holders.
   virtual Result<std::map<Key, Bytes>> claims(std::string_view prefix, const Deadline& deadline);
+  /// The host and port of the server, for a store that is in one: "tcp://...", "redis://..." and "rediss://...".
+  virtual std::optional<HostPort> address() const { return std::nullopt; }
   /// Another handle on the same data. If there is a server, the clone has its own connection.
   virtual Result<std::unique_ptr<Store>> clone() = 0;
 

@@ -137,6 +137,11 @@ class RedisStore : public ExternalStore {
   explicit RedisStore(std::shared_ptr<Connections> connections) : connections_(std::move(connections)) {}
 
   Result<std::unique_ptr<Store>> clone() override { return std::make_unique<RedisStore>(connections_); }
+  std::optional<HostPort> address() const override {
+    const RedisTarget& target = connections_->location().target;
+    if (target.host.empty()) return std::nullopt;
+    return HostPort{target.host, target.port};
+  }
   Result<std::unique_ptr<TtlLock>> claim(const Key& name, ByteView value, Duration time_to_live,
                                          const Deadline& deadline) override {
     const std::string token = random_token(), life = milliseconds(time_to_live);
