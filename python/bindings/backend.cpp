@@ -1,10 +1,13 @@
 #include "muster/torch/backend.h"
 
 #include <pybind11/chrono.h>
+#include <pybind11/stl.h>
 #include <unistd.h>
 
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,6 +15,7 @@
 #include "bindings.h"
 #include "hooks.h"
 #include "muster/shm/arena.h"
+#include "muster/torch/exception.h"
 
 namespace muster::python {
 namespace {
@@ -78,14 +82,23 @@ void bind_backend(py::module_& module) {
   module.def(
       "create_backend",
       [backends, arena](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
-                        const std::string& name) -> c10::intrusive_ptr<c10d::Backend> {
+                        const std::string& name, const std::optional<std::string>& transport,
+                        const std::optional<std::string>& interface, std::optional<int> streams,
+                        const std::optional<std::string>& label) -> c10::intrusive_ptr<c10d::Backend> {
+        GroupOptions options = value_or_throw(group_options_from_environment());
+        options.timeout = timeout;
+        options.arena = arena;
+        if (transport) options.transports = *transport;
+        if (interface) options.interface = *interface;
+        if (streams) options.tcp_streams = *streams;
+        if (label) options.host_label = *label;
         return ProcessGroupMuster::create(
-            store, {rank, size, name, 0}, timeout, arena,
+            store, {rank, size, name, 0}, options,
             {[backends](const auto& backend) { backends->add(backend); },
              [backends](auto store, auto group) { backends->destroy(std::move(store), std::move(group)); }});
       },
-      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"),
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("transport"),
+      py::arg("interface"), py::arg("streams"), py::arg("label"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "duplicate_backend",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) -> c10::intrusive_ptr<c10d::Backend> {

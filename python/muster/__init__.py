@@ -4,6 +4,7 @@ Most programs never import this package: `init_process_group("muster")` works as
 also has:
 
     muster.store(url)       a key-value store that the processes of a job share, usable as a torch.distributed.Store
+    muster.Options          pg_options of a process group: transports, interface, ...
     muster.transport()      how the ranks of a group are linked
     muster.group()          the collectives of a process group without torch's dispatcher: muster.Group
     muster.monitored_barrier()  a barrier that names missing ranks
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from muster import hooks, nn, optim
     from muster._backend import transport
     from muster._group import Group, group, monitored_barrier
+    from muster._options import Options
     from muster._recorder import dump, trace
     from muster._step import StepReport, StragglerReport, step_report, straggler_report
     from muster._store import store
@@ -47,6 +49,7 @@ __all__ = [
     "Error",
     "Group",
     "MismatchError",
+    "Options",
     "PeerLostError",
     "ProtocolError",
     "StepReport",
@@ -68,6 +71,7 @@ __all__ = [
 ]
 
 _LAZY_IMPORTS = {
+    "Options": "muster._options",
     "store": "muster._store",
     "transport": "muster._backend",
     **dict.fromkeys(("dump", "trace"), "muster._recorder"),

@@ -16,11 +16,10 @@ from torch.distributed.constants import default_pg_timeout
 
 from muster import _C
 from muster._group import backend_of
+from muster._options import Options
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store, _DistributedBackendOptions
-
-Options = Backend.Options
 
 
 def create(options: _DistributedBackendOptions, given: object = None) -> Backend:
@@ -32,37 +31,49 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
 
     given: the caller's `pg_options`.
     """
-    _check(given, options.timeout)
+    ours = _options_of(given, options.timeout)
+    store = _store_of(options.store, options.global_ranks_in_group)
+    return form(store, options.group_rank, options.group_size, options.timeout, options.group_id, ours)
+
+
+def form(store: Store, rank: int, size: int, timeout: timedelta, name: str, options: Options) -> Backend:
+    """timeout: the caller's argument, or torch's default."""
+    if options.timeout is not None and timeout not in (default_pg_timeout, options.timeout):
+        raise ValueError(_two_timeouts(options.timeout, timeout))
     _leave_at_exit(os.getpid())
     return _C.create_backend(
-        store=_store_of(options.store, options.global_ranks_in_group),
-        rank=options.group_rank,
-        size=options.group_size,
-        timeout=_timeout(options.timeout),
-        name=options.group_id,
+        store=store,
+        rank=rank,
+        size=size,
+        timeout=options.timeout or _timeout(timeout),
+        name=name,
+        transport=options.transport,
+        interface=options.interface,
+        streams=options.streams,
+        label=options.label,
     )
 
 
-def _check(given: object, timeout: timedelta) -> None:
+def _options_of(given: object, timeout: timedelta) -> Options:
     """torch passes `pg_options` to all backends of a group ("cpu:muster,cuda:nccl"), so they may belong to another
-    backend.
+    backend. torch's own code makes plain Backend.Options.
     """
-    if given is None:
-        return
-    if isinstance(given, Options) and given.backend != "muster":
+    if isinstance(given, Options):
+        return given
+    if isinstance(given, Backend.Options) and given.backend != "muster":
         warnings.warn(
             f"pg_options are of the backend {given.backend!r}; this group's muster backend takes nothing from them",
             stacklevel=2,
         )
-    elif type(given) is not Options:
-        raise TypeError(
-            f"the muster backend has no pg_options, but was given {given!r}: use the argument timeout= and the "
-            "environment variables of docs/reference/environment.md"
-        )
-    elif given._timeout != timeout:
-        raise ValueError(
-            f"pg_options say a timeout of {given._timeout} and the argument timeout= says {timeout}: give one of them"
-        )
+    elif given is not None and type(given) is not Backend.Options:
+        raise TypeError(f"the muster backend takes pg_options=muster.Options(...), but was given {given!r}")
+    elif given is not None and given._timeout != timeout:
+        raise ValueError(_two_timeouts(given._timeout, timeout))
+    return Options()
+
+
+def _two_timeouts(options: timedelta, argument: timedelta) -> str:
+    return f"pg_options say a timeout of {options} and the argument timeout= says {argument}: give one of them"
 
 
 def _store_of(store: Store, members: list[int]) -> Store:

@@ -215,7 +215,7 @@ def test_a_gloo_job_can_have_muster_subgroups() -> None:
 def with_options(rank: int) -> None:
     half_a_minute = timedelta(seconds=30)
     for options, error, text in [
-        ({"transport": "tcp"}, TypeError, "no pg_options, but was given {'transport': 'tcp'}"),
+        ({"transport": "tcp"}, TypeError, "pg_options=muster.Options(...), but was given {'transport': 'tcp'}"),
         (Options("muster", half_a_minute), ValueError, "a timeout of 0:00:30 and the argument timeout= says 0:01:00"),
     ]:
         with pytest.raises(error, match=re.escape(text)):

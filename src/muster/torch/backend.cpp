@@ -27,6 +27,13 @@ c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::create(const c10::int
   GroupOptions options = value_or_throw(group_options_from_environment());
   options.timeout = timeout;
   options.arena = std::move(arena);
+  return create(store, membership, options, std::move(callbacks));
+}
+
+c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::create(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                  const GroupSpec& membership,
+                                                                  const GroupOptions& options, Callbacks callbacks) {
+  const auto timeout = std::chrono::duration_cast<Milliseconds>(options.timeout);
   std::unique_ptr<Store> adapted = store_over_c10d(store);
   std::unique_ptr<Group> group = value_or_throw(Group::form(*adapted, membership, options));
   auto backend = c10::make_intrusive<ProcessGroupMuster>(std::move(adapted), std::move(group), timeout, callbacks);

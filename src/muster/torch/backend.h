@@ -45,6 +45,10 @@ class ProcessGroupMuster final : public c10d::Backend {
                                                        const GroupSpec& membership, Milliseconds timeout,
                                                        std::shared_ptr<Arena> arena = nullptr,
                                                        Callbacks callbacks = {});
+  /// The same with these options instead of those of the environment.
+  static c10::intrusive_ptr<ProcessGroupMuster> create(const c10::intrusive_ptr<c10d::Store>& store,
+                                                       const GroupSpec& membership, const GroupOptions& options,
+                                                       Callbacks callbacks = {});
   ProcessGroupMuster(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout,
                      Callbacks callbacks);
   ~ProcessGroupMuster() override { release_resources(); }
