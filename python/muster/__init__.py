@@ -4,6 +4,7 @@ Most programs never import this package: `init_process_group("muster")` works as
 also has:
 
     muster.store(url)       a key-value store that the processes of a job share, usable as a torch.distributed.Store
+    muster.process_group(store, rank, size)  a process group without init_process_group(), for managers of replicas
     muster.Options          pg_options of a process group: transports, interface, ...
     muster.transport()      how the ranks of a group are linked
     muster.group()          the collectives of a process group without torch's dispatcher: muster.Group
@@ -24,7 +25,7 @@ from muster import _requirements
 
 if TYPE_CHECKING:
     from muster import hooks, nn, optim
-    from muster._backend import transport
+    from muster._backend import process_group, transport
     from muster._group import Group, group, monitored_barrier
     from muster._options import Options
     from muster._recorder import dump, trace
@@ -63,6 +64,7 @@ __all__ = [
     "monitored_barrier",
     "nn",
     "optim",
+    "process_group",
     "step_report",
     "store",
     "straggler_report",
@@ -73,7 +75,7 @@ __all__ = [
 _LAZY_IMPORTS = {
     "Options": "muster._options",
     "store": "muster._store",
-    "transport": "muster._backend",
+    **dict.fromkeys(("process_group", "transport"), "muster._backend"),
     **dict.fromkeys(("dump", "trace"), "muster._recorder"),
     **dict.fromkeys(("StepReport", "StragglerReport", "step_report", "straggler_report"), "muster._step"),
     **dict.fromkeys(("Group", "group", "monitored_barrier"), "muster._group"),

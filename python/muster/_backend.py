@@ -11,15 +11,16 @@ from datetime import timedelta
 from multiprocessing import util
 from typing import TYPE_CHECKING
 
-from torch._C._distributed_c10d import Backend, PrefixStore
+import torch
+from torch._C._distributed_c10d import Backend, PrefixStore, ProcessGroup
 from torch.distributed.constants import default_pg_timeout
 
 from muster import _C
-from muster._group import backend_of
+from muster._group import as_timedelta, backend_of
 from muster._options import Options
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import ProcessGroup, Store, _DistributedBackendOptions
+    from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 
 
 def create(options: _DistributedBackendOptions, given: object = None) -> Backend:
@@ -52,6 +53,40 @@ def form(store: Store, rank: int, size: int, timeout: timedelta, name: str, opti
         streams=options.streams,
         label=options.label,
     )
+
+
+def process_group(
+    store: Store,
+    rank: int,
+    size: int,
+    *,
+    timeout: timedelta | float = default_pg_timeout,
+    options: Options | None = None,
+) -> ProcessGroup:
+    """Forms a process group of `size` ranks that meet in `store`, without init_process_group(). For managers that
+    replace ranks while a program runs, such as torchft.
+
+    Use the group's own methods (allreduce(), send(), ...), muster.group(), or torch.distributed's calls with group=.
+    torch.distributed does not list the group. abort() ends its pending calls at all ranks that can be reached. After
+    the death of a peer, call shutdown() and form the next group, of any size, with other processes or ranks: give each
+    try a store, or a prefix of one, that no other try has used (torch.distributed.PrefixStore).
+
+    store: any torch.distributed.Store.
+    timeout: for forming the group, and for each operation without its own timeout; a number is in seconds.
+    options: transports and so on; by default those of the environment.
+
+    Raises muster.TimeoutError, which names the missing ranks, if they do not come in time.
+    """
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {rank} is out of range for world size {size}")
+    name, custom = "process_group", ProcessGroup.BackendType.CUSTOM
+    backend = form(store, rank, size, as_timedelta(timeout), name, options or Options())
+    group = ProcessGroup(store, rank, size)
+    group._register_backend(torch.device("cpu"), custom, backend)
+    group._set_default_backend(custom)
+    group._set_group_name(name)
+    group._set_group_desc("muster.process_group")
+    return group
 
 
 def _options_of(given: object, timeout: timedelta) -> Options:

@@ -1,8 +1,10 @@
-"""Tests muster.Options: the options of one process group."""
+"""Tests muster.Options, and muster.process_group(): groups without init_process_group()."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -95,3 +97,60 @@ def options_before_variables(rank: int) -> list[str]:
 
 def test_options_come_before_the_environment() -> None:
     assert run_ranks(2, options_before_variables, env={"MUSTER_TRANSPORT": "unix"}) == [["unix", "unix", "shm"]] * 2
+
+
+def replace_a_rank(rank: int, path: str) -> str | None:
+    """Ranks 0 and 1 form a group, 1 is killed, and 2 takes its place. Then 0 and 2 form a third group."""
+    dist.barrier()
+    dist.destroy_process_group()
+    store = dist.FileStore(path, 3)
+    report = None
+    if rank < 2:
+        group: Any = muster.process_group(dist.PrefixStore("first", store), rank, 2, timeout=60)
+        assert sum_of(group, rank) == 3
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(muster.PeerLostError) as caught:
+            for _ in range(1000):
+                group.allreduce([torch.ones(100_000)]).wait()
+        assert caught.value.rank == 1
+        group.shutdown()
+        report = str(caught.value)
+    place = rank // 2
+    for name, size in [("second", 2), ("third", 2), ("alone", 1)]:
+        prefix = name if size == 2 else f"{name}/{rank}"
+        group = muster.process_group(dist.PrefixStore(prefix, store), place % size, size, timeout=60)
+        data = torch.full((3,), float(place + 1))
+        dist.all_reduce(data, group=group)
+        assert data.tolist() == [3.0 if size == 2 else place + 1.0] * 3
+        assert (group.rank(), group.size()) == (place % size, size)
+        if name == "second":
+            muster.group(group).barrier()
+            group.abort()
+            with pytest.raises(muster.AbortedError):
+                group.allreduce([data]).wait()
+    return report
+
+
+def test_a_manager_replaces_a_rank_that_died(tmp_path: Path) -> None:
+    first, _, third = run_ranks(3, replace_a_rank, f"{tmp_path}/store", lost=(1,))
+    assert "rank 1" in first
+    assert third is None
+
+
+def with_options_and_alone(rank: int, path: str) -> None:
+    store = dist.FileStore(path, 2)
+    options = muster.Options(transport="unix", timeout=50)
+    group = muster.process_group(dist.PrefixStore("unix", store), rank, 2, options=options)
+    assert muster.transport(group) == "unix"
+    assert muster.group(group).timeout == 50
+    assert sum_of(group, rank) == 3
+    with pytest.raises(ValueError, match="rank 2 is out of range for world size 2"):
+        muster.process_group(store, 2, 2)
+    with pytest.raises(TimeoutError, match="missing: 1"):
+        muster.process_group(dist.PrefixStore(f"alone/{rank}", store), 0, 2, timeout=0.3)
+    assert sum_of(group, rank) == 3
+
+
+def test_a_group_of_a_manager_has_options_and_a_timeout(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(with_options_and_alone, f"{tmp_path}/store")
