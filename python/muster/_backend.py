@@ -32,7 +32,7 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
 
     given: the caller's `pg_options`.
     """
-    ours = _options_of(given, options.timeout)
+    ours = _options_of(given)
     store = _store_of(options.store, options.global_ranks_in_group)
     return form(store, options.group_rank, options.group_size, options.timeout, options.group_id, ours)
 
@@ -89,21 +89,31 @@ def process_group(
     return group
 
 
-def _options_of(given: object, timeout: timedelta) -> Options:
+def timeout_of_split(given: object, timeout: timedelta | None) -> timedelta | None:
+    """The timeout of a group that is split off another; None for the parent's."""
+    options = _options_of(given)
+    for name in ("transport", "interface", "streams", "label"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"a group has the {name} of the group that it is split off: use new_group() for another")
+    if timeout is not None and options.timeout not in (None, timeout):
+        raise ValueError(_two_timeouts(options.timeout, timeout))
+    return timeout or options.timeout
+
+
+def _options_of(given: object) -> Options:
     """torch passes `pg_options` to all backends of a group ("cpu:muster,cuda:nccl"), so they may belong to another
     backend. torch's own code makes plain Backend.Options.
     """
-    if isinstance(given, Options):
-        return given
-    if isinstance(given, Backend.Options) and given.backend != "muster":
-        warnings.warn(
-            f"pg_options are of the backend {given.backend!r}; this group's muster backend takes nothing from them",
-            stacklevel=2,
-        )
-    elif given is not None and type(given) is not Backend.Options:
+    if given is None or isinstance(given, Options):
+        return given or Options()
+    if not isinstance(given, Backend.Options):
         raise TypeError(f"the muster backend takes pg_options=muster.Options(...), but was given {given!r}")
-    elif given is not None and given._timeout != timeout:
-        raise ValueError(_two_timeouts(given._timeout, timeout))
+    if given.backend == "muster":
+        return Options(None if given._timeout == default_pg_timeout else given._timeout)
+    warnings.warn(
+        f"pg_options are of the backend {given.backend!r}; this group's muster backend takes nothing from them",
+        stacklevel=2,
+    )
     return Options()
 
 

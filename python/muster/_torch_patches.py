@@ -1,5 +1,6 @@
-"""Patches of torch.distributed. It refuses some calls to backends that are not named "gloo" or "nccl", keeps a
-coalescing block that failed, has no way to replace a backend, and expects the job's store at MASTER_ADDR.
+"""Patches of torch.distributed. It refuses some calls to backends that are not named "gloo" or "nccl" or that have no
+accelerator, keeps a coalescing block that failed, has no way to replace a backend, and expects the job's store at
+MASTER_ADDR.
 
 torch offers no hooks for these. install() replaces each function by one that passes groups of other backends on to
 torch's own. `import torch` calls it, before other code can import the names.
@@ -28,12 +29,18 @@ def install() -> None:
         dist._coalescing_manager = c10d._coalescing_manager
         c10d._new_process_group_helper = _replacing(c10d._new_process_group_helper)
         dist.TCPStore.__init__ = _redirecting(dist.TCPStore.__init__)  # type: ignore[method-assign]
+        c10d.split_group = dist.split_group = _splitting(c10d.split_group)
+        group: Any = dist.ProcessGroup
+        group._get_sequence_number_for_group = _numbered(group._get_sequence_number_for_group, _sequence_number)
+        group._set_sequence_number_for_group = _numbered(group._set_sequence_number_for_group, lambda group: None)
 
 
 def _ours(group: dist.ProcessGroup | None) -> bool:
     group = group or c10d._get_default_group()
-    if group not in c10d._world.pg_map:  # torch's placeholder at ranks outside the group
-        return False
+    return group in c10d._world.pg_map and _is_muster(group)  # not torch's placeholder at ranks outside the group
+
+
+def _is_muster(group: dist.ProcessGroup) -> bool:
     try:
         return group._get_backend(torch.device("cpu")).name() == "muster"
     except RuntimeError:  # the group has no backend for CPU tensors
@@ -131,6 +138,36 @@ def _redirecting(original: Callable[..., None]) -> Callable[..., None]:
         original(self, host_name, port, world_size, is_master, *arguments, **named)
 
     return init
+
+
+def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns torch's split_group(), or our own for groups of the CPU alone. torch has none for those."""
+
+    @functools.wraps(original)
+    def function(parent_pg: dist.ProcessGroup | None = None, *arguments: Any, **named: Any) -> Any:
+        if _ours(parent_pg) and len((parent_pg or c10d._get_default_group())._device_types) == 1:
+            from muster import _split
+
+            return _split.split_group(parent_pg, *arguments, **named)
+        return original(parent_pg, *arguments, **named)
+
+    return function
+
+
+def _numbered(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of ProcessGroup that calls `ours` for groups of the muster backend."""
+
+    @functools.wraps(original)
+    def method(group: dist.ProcessGroup) -> Any:
+        return (ours if _is_muster(group) else original)(group)
+
+    return method
+
+
+def _sequence_number(group: dist.ProcessGroup) -> int:
+    from muster import _group
+
+    return _group.group(group).sequence
 
 
 def _monitored_barrier(*arguments: Any, **named: Any) -> None:
