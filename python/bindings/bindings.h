@@ -3,12 +3,15 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "muster/base/error.h"
+#include "muster/torch/exception.h"
 
 namespace muster::python {
 
 void bind_errors();
 /// Raises the matching class of muster.errors in Python, with the error's rank and context as attributes.
 void raise(const Error& error);
+/// Raises muster.ArgumentError in Python.
+void raise(const ArgumentException& exception);
 void bind_backend(py::module_& module);
 void bind_group(py::module_& module);
 void bind_hooks(py::module_& module);

@@ -1,5 +1,4 @@
 #include "bindings.h"
-#include "muster/torch/exception.h"
 
 namespace muster::python {
 
@@ -13,6 +12,15 @@ void raise(const Error& error) {
   }
 }
 
+void raise(const ArgumentException& exception) {
+  try {
+    const py::object type = py::module_::import("muster.errors").attr("ArgumentError");
+    PyErr_SetString(type.ptr(), exception.what_without_backtrace());
+  } catch (py::error_already_set& failure) {
+    failure.restore();
+  }
+}
+
 void bind_errors() {
   // The translator is global, not local to this module, because most exceptions leave through torch's own bindings.
   py::register_exception_translator([](std::exception_ptr pointer) {
@@ -21,12 +29,7 @@ void bind_errors() {
     } catch (const ErrorException& exception) {
       raise(exception.error());
     } catch (const ArgumentException& exception) {
-      try {
-        const py::object type = py::module_::import("muster.errors").attr("ArgumentError");
-        PyErr_SetString(type.ptr(), exception.what_without_backtrace());
-      } catch (py::error_already_set& failure) {
-        failure.restore();
-      }
+      raise(exception);
     }
   });
 }

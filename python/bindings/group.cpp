@@ -174,6 +174,8 @@ PyObject* guarded(Body body) {
     return body();
   } catch (const ErrorException& exception) {
     raise(exception.error());
+  } catch (const ArgumentException& exception) {
+    raise(exception);
   } catch (py::error_already_set& exception) {
     exception.restore();
   } catch (const py::builtin_exception& exception) {

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from typing_extensions import deprecated
 
 from muster import _C
+from muster.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend, Work
@@ -38,6 +39,57 @@ class Group(_C.Group):
         """
         sizes = torch.Size(size for each in shape for size in ([each] if isinstance(each, int) else each))
         return self._empty(math.prod(sizes), dtype or torch.get_default_dtype()).view(sizes)
+
+    def gather(
+        self,
+        output: torch.Tensor | None,
+        input: torch.Tensor,  # noqa: A002 (as in all_to_all_single)
+        root: int,
+        splits: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: timedelta | float | None = None,
+    ) -> Work | None:
+        """Writes the inputs of all ranks to the root's `output`, in rank order. The other ranks pass None.
+
+        splits: the rows of each rank's input, which may differ. Only the root needs them. Without them all are equal.
+        """
+        received = self._root_splits(output, splits, root, "output")
+        output = input.new_empty(0, *input.shape[1:]) if output is None else output
+        return self.all_to_all_single(output, input, received, self._only(root, len(input)), async_op, timeout)
+
+    def scatter(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor | None,  # noqa: A002
+        root: int,
+        splits: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: timedelta | float | None = None,
+    ) -> Work | None:
+        """Sends one block of the root's `input` to each rank, in rank order. The other ranks pass None.
+
+        splits: the rows of each rank's block, which may differ. Only the root needs them. Without them all are equal.
+        """
+        sent = self._root_splits(input, splits, root, "input")
+        input = output.new_empty(0, *output.shape[1:]) if input is None else input  # noqa: A001
+        return self.all_to_all_single(output, input, self._only(root, len(output)), sent, async_op, timeout)
+
+    def _root_splits(
+        self, tensor: torch.Tensor | None, splits: Sequence[int] | None, root: int, role: str
+    ) -> list[int]:
+        """The rows of `tensor` for each rank. It is the root's alone."""
+        if root not in range(self.size):
+            raise ArgumentError(f"root {root} is out of range for world size {self.size}")
+        if (tensor is None) != (self.rank != root):
+            raise ArgumentError(f"the root, rank {root}, has the {role}, and only the root; this is rank {self.rank}")
+        if tensor is None:
+            return [0] * self.size
+        if splits is None and len(tensor) % self.size != 0:
+            raise ArgumentError(f"the {role} has {len(tensor)} rows for {self.size} ranks: it needs splits")
+        return [len(tensor) // self.size] * self.size if splits is None else list(splits)
+
+    def _only(self, root: int, rows: int) -> list[int]:
+        return [rows if rank == root else 0 for rank in range(self.size)]
 
     @deprecated("renamed to all_gather_into_tensor")
     def all_gather_into(self, *arguments: Any, **named: Any) -> Work | None:

@@ -33,7 +33,7 @@ const std::vector<at::Tensor>& check_root_list(const std::vector<std::vector<at:
   check_list(list, tensor, size, title, listed);
   for (const at::Tensor& each : list) {
     check_argument(each.numel() == tensor.numel(), title, "an ", listed, " has ", each.numel(), " elements, but the ",
-                   other, " has ", tensor.numel());
+                   other, " has ", tensor.numel(), "; muster.Group has a ", title, " for blocks that differ");
   }
   return list;
 }
