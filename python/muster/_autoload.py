@@ -29,7 +29,7 @@ def load() -> None:
 
     _torch_patches.install()
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
-    for scheme in ("redis", "redis+unix", "etcd", "etcds"):
+    for scheme in ("redis", "rediss", "redis+unix", "etcd", "etcds"):
         with contextlib.suppress(RuntimeError):  # already registered, by an earlier import or another package
             register_rendezvous_handler(scheme, _rendezvous)
     if _requirements.torch_is_being_imported() and _requirements.problem() is not None:

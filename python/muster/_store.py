@@ -13,8 +13,8 @@ def store(
     """Opens a store, usable wherever torch takes one: `init_process_group("muster", store=muster.store(url), ...)`.
 
     url: "tcp://host:port", "unix:/path" or "unix:@name" (a muster store server), "redis://[:password@]host[/prefix]",
-        "etcd://host[,host...][/prefix]", "file:///path", or "memory:" (this process only); docs/reference/store.md has
-        the details. None: the job's own store, in a program started by `muster run`.
+        "rediss://..." (over TLS), "etcd://host[,host...][/prefix]", "file:///path", or "memory:" (this process only);
+        docs/reference/store.md has the details. None: the job's own store, in a program started by `muster run`.
     timeout: for opening it, and for each later wait (set_timeout() changes that); a number is in seconds.
     secret: the job's secret, for tcp: and unix:, of 16 bytes or more, or empty for none; by default MUSTER_SECRET (hex)
         from the environment.

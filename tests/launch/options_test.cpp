@@ -352,6 +352,10 @@ TEST(RunOptions, TheKeysOfEtcdBecomeItsUrl) {
             "etcds://h:1?ca=/ca&cert=/c&key=/k%26");
   EXPECT_EQ(url("etcds://h", "cacert=/ca"), "etcds://h?ca=/ca");
   EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-endpoint=etcds://h", "a.py"}).rdzv_backend, "etcd");
+  EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-endpoint=rediss://h", "a.py"}).rdzv_backend, "redis");
+  EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-backend=redis", "--rdzv-endpoint=rediss://h", "a.py"}).rdzv_url,
+            "rediss://h");
+  EXPECT_EQ(parsed({"--nnodes=2", "--rdzv-backend=redis", "--rdzv-endpoint=h", "a.py"}).rdzv_url, "redis://h");
   EXPECT_THAT(refused({"--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-conf=cert=/c", "a.py"}),
               HasSubstr("protocol=https"));
 }

@@ -188,14 +188,31 @@ def open_when_up(url: str) -> dist.Store:
                 raise
 
 
-@pytest.fixture(scope="module", params=["redis", "etcd"])
+def certificate_for(host: str, folder: Path) -> dict[str, Path]:
+    """A certificate of its own authority."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make certificates")
+    files = {"cert-file": folder / "redis.pem", "key-file": folder / "redis.key", "ca-cert-file": folder / "redis.pem"}
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+    words += ["-subj", "/CN=redis", "-addext", f"subjectAltName=IP:{host}"]
+    words += ["-keyout", str(files["key-file"]), "-out", str(files["cert-file"])]
+    subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=100)
+    return files
+
+
+@pytest.fixture(scope="module", params=["redis", "rediss", "etcd"])
 def url(request: pytest.FixtureRequest, server_folder: Path) -> Iterator[str]:
     """The URL of a Redis or an etcd server that the test starts."""
     port, peer = free_port(), free_port()
-    if request.param == "redis":
-        server = serve(
-            "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", f"{server_folder}", "--save", ""
-        )
+    environment = pytest.MonkeyPatch()
+    if request.param in ("redis", "rediss"):
+        options = {"port": port, "bind": "127.0.0.1", "dir": server_folder, "save": ""}
+        if request.param == "rediss":
+            files = certificate_for("127.0.0.1", server_folder)
+            options |= {"port": 0, "tls-port": port, "tls-auth-clients": "no"}
+            options |= {f"tls-{name}": file for name, file in files.items()}
+            environment.setenv("SSL_CERT_FILE", str(files["ca-cert-file"]))  # an authority that the system trusts
+        server = serve("redis-server", *(word for name, value in options.items() for word in (f"--{name}", str(value))))
     else:
         client, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
         options = {
@@ -212,6 +229,7 @@ def url(request: pytest.FixtureRequest, server_folder: Path) -> Iterator[str]:
     try:
         yield f"{request.param}://127.0.0.1:{port}/python"
     finally:
+        environment.undo()
         server.kill()
         server.wait()
 

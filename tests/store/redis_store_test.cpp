@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "contract/external_store_contract.h"
+#include "io/certificates.h"
 
 namespace muster {
 namespace {
@@ -15,10 +16,11 @@ Deadline soon() { return Deadline::after(60s); }
 // One server is shared by most tests of this program. Each world uses its own prefix in it.
 class RedisServer {
  public:
-  explicit RedisServer(const std::vector<std::string>& options = {}) {
+  explicit RedisServer(const std::vector<std::string>& options = {}) : RedisServer(false, options) {}
+  RedisServer(bool tls, const std::vector<std::string>& options) {
     std::vector<std::string> words = {"redis-server",
                                       "--port",
-                                      std::to_string(port),
+                                      tls ? "0" : std::to_string(port),
                                       "--bind",
                                       "127.0.0.1",
                                       "--dir",
@@ -29,6 +31,7 @@ class RedisServer {
                                       "",
                                       "--appendonly",
                                       "no"};
+    if (tls) words.insert(words.end(), {"--tls-port", std::to_string(port)});
     words.insert(words.end(), options.begin(), options.end());
     process = ServerProcess::start(words);
   }
@@ -61,6 +64,33 @@ struct RedisUnixWorld : StoreWorld {
   const std::string prefix = fresh_prefix();
 };
 
+// A Redis server that speaks TLS only, and requires client certificates.
+struct TlsRedis {
+  explicit TlsRedis(const std::string& name = "localhost") : theirs(authority.issue(name)) {}
+  std::string url(const std::string& ca, const TlsFiles& mine = {}, const std::string& host = "localhost") const {
+    std::string text = "rediss://" + host + ":" + std::to_string(server.port) + "/tls?ca=" + ca;
+    if (!mine.key_file.empty()) text += "&cert=" + mine.certificate_file + "&key=" + mine.key_file;
+    return text;
+  }
+  std::string url() const { return url(authority.ca_file(), ours); }
+  static TlsRedis& shared() {
+    static TlsRedis redis;
+    return redis;
+  }
+  TestAuthority authority;
+  const TlsFiles theirs, ours = authority.issue("client");
+  RedisServer server{true,
+                     {"--tls-cert-file", theirs.certificate_file, "--tls-key-file", theirs.key_file,
+                      "--tls-ca-cert-file", authority.ca_file()}};
+};
+struct RedisTlsWorld : StoreWorld {
+  std::unique_ptr<Store> open() override { return open_when_up(TlsRedis::shared().url() + "&prefix=" + prefix); }
+  const std::string prefix = fresh_prefix();
+};
+std::unique_ptr<StoreWorld> make_tls_world() {
+  return TlsRedis::shared().server.process ? std::make_unique<RedisTlsWorld>() : nullptr;
+}
+
 template <class World>
 std::unique_ptr<StoreWorld> make() {
   return RedisServer::shared().process ? std::make_unique<World>() : nullptr;
@@ -71,7 +101,7 @@ ExternalServer start_redis() {
   return {std::move(server.process), server.url(""), "127.0.0.1:" + std::to_string(server.port)};
 }
 
-INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
+INSTANTIATE_TEST_SUITE_P(Redis, StoreContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>, make_tls_world));
 INSTANTIATE_TEST_SUITE_P(Redis, TtlLockContract, testing::Values(make<RedisWorld>, make<RedisUnixWorld>));
 INSTANTIATE_TEST_SUITE_P(Redis, ExternalStoreContract, testing::Values(start_redis));
 
@@ -98,6 +128,51 @@ TEST(RedisStore, NeedsThePasswordThatTheServerDemands) {
   EXPECT_OK(open_store("redis://default:open%20sesame" + host, {}, soon()));
   expect_error(open_store(server.url(""), {}, soon()), ErrorCode::kAuthentication, "Redis at 127.0.0.1");
   expect_error(open_store("redis://:wrong" + host, {}, soon()), ErrorCode::kAuthentication, "WRONGPASS");
+}
+
+TEST(RedisStore, UsesTls) {
+  const auto& redis = TlsRedis::shared();
+  NEEDS(redis.server);
+  const auto store = open_when_up(redis.url());
+  ASSERT_NE(store, nullptr);
+  EXPECT_EQ(store->address()->host, "localhost");
+  const Bytes large(3 << 20, 'x');  // of many TLS records
+  std::thread waiter([&] {
+    const auto other = open_when_up(redis.url());
+    EXPECT_OK(other->set("here", {}, soon()));
+    EXPECT_EQ(other->get("large", soon()), large);
+  });
+  EXPECT_OK(store->wait({"here"}, soon()));
+  EXPECT_OK(store->set("large", large, soon()));
+  waiter.join();
+}
+
+TEST(RedisStore, ReportsUntrustedCertificates) {
+  const auto& redis = TlsRedis::shared();
+  NEEDS(redis.server);
+  open_when_up(redis.url());
+  const std::string& ca = redis.authority.ca_file();
+  TestAuthority other("another authority");
+  const auto distrusted = open_store(redis.url(other.ca_file(), redis.ours), {}, soon());
+  expect_error(distrusted, ErrorCode::kAuthentication, "Redis at localhost");
+  expect_error(distrusted, ErrorCode::kAuthentication, "certificate was refused");
+  expect_error(open_store(redis.url(ca, redis.ours, "127.0.0.1"), {}, soon()), ErrorCode::kAuthentication, "mismatch");
+  EXPECT_FALSE(open_store(redis.url(ca), {}, soon())) << "the server requires a certificate";
+  EXPECT_FALSE(open_store(redis.url(ca, other.issue("client")), {}, soon()));
+}
+
+TEST(RedisStore, ReportsAServerWithoutTls) {
+  const auto& redis = TlsRedis::shared();
+  const auto& plain = RedisServer::shared();
+  NEEDS(plain);
+  open_when_up(plain.url(""));
+  const std::string port = std::to_string(plain.port), ca = "?ca=" + redis.authority.ca_file();
+  EXPECT_FALSE(open_store("rediss://localhost:" + port + ca, {}, Deadline::after(500ms)));
+  expect_error(open_store("rediss://localhost:" + port + "?ca=/nowhere", {}, soon()), ErrorCode::kInvalidArgument,
+               "cannot read the TLS CA '/nowhere'");
+  expect_error(open_store("rediss://localhost" + ca + "&cert=" + redis.ours.certificate_file, {}, soon()),
+               ErrorCode::kInvalidArgument, "go together");
+  expect_error(open_store("redis://localhost" + ca, {}, soon()), ErrorCode::kInvalidArgument, "rediss://");
 }
 
 TEST(RedisStore, ReportsAFullServer) {

@@ -33,7 +33,9 @@ Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secre
     MUSTER_ASSIGN(credentials.tls, TlsContext::from_environment());
     return remote_store(url, std::move(credentials), deadline);
   }
-  if (url.starts_with("redis://") || url.starts_with("redis+unix://")) return redis_store(url, deadline);
+  for (const char* scheme : {"redis://", "rediss://", "redis+unix://"}) {
+    if (url.starts_with(scheme)) return redis_store(url, deadline);
+  }
   if (url.starts_with("etcd://") || url.starts_with("etcds://")) return etcd_store(url, deadline);
   return fail(ErrorCode::kInvalidArgument,
               "there is no store at \"" + without_password(url) +

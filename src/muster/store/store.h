@@ -85,9 +85,9 @@ std::unique_ptr<Store> memory_store();
 Result<std::unique_ptr<Store>> file_store(const std::string& path);
 
 /// Opens a store by URL: "file:///path", "tcp://host:port" (muster's own protocol), "unix:/path" or "unix:@name",
-/// "memory:", "redis://..." (redis_store.h) and "etcd://..." (etcd_store.h). The last two are kUnsupported in a build
-/// without them. `secret` is the job's secret, see io/connect/handshake.h. kInvalidArgument if the scheme is unknown or
-/// the secret is shorter than 16 bytes; an empty secret means that there is none.
+/// "memory:", "redis://..." and "rediss://..." (redis_store.h) and "etcd://..." (etcd_store.h). The last two are
+/// kUnsupported in a build without them. `secret` is the job's secret, see io/connect/handshake.h. kInvalidArgument if
+/// the scheme is unknown or the secret is shorter than 16 bytes; an empty secret means that there is none.
 Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secret, const Deadline& deadline);
 /// The store that `muster run` gave this process: MUSTER_STORE is its URL, MUSTER_SECRET the secret in hex. If
 /// MUSTER_GENERATION is set, the store shows only the keys of that generation of the job.

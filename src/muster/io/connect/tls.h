@@ -28,6 +28,9 @@ class TlsContext {
   /// From MUSTER_TLS_CERT, MUSTER_TLS_KEY and MUSTER_TLS_CA; a null pointer when none of them is set,
   /// kInvalidArgument when only some are.
   static Result<std::shared_ptr<TlsContext>> from_environment();
+  /// For clients of servers that are not muster's, over TLS 1.2 or newer. The server's certificate must be signed by
+  /// `ca_file`, or by an authority that this system trusts if there is none. The own certificate may be empty.
+  static Result<std::shared_ptr<TlsContext>> load_client(const TlsFiles& files);
   explicit TlsContext(std::shared_ptr<ssl_ctx_st> context) : context_(std::move(context)) {}
 
   using Side = Handshake::Side;
@@ -35,6 +38,8 @@ class TlsContext {
   /// begins it with its first call of either; wants_write() tells what to watch the socket for. If either side refuses
   /// a certificate, the error is kAuthentication with OpenSSL's reason. A peer that does not speak TLS is kProtocol.
   Result<std::unique_ptr<Stream>> wrap(Fd socket, Side side) const;
+  /// The client's side of a connection to a server whose certificate must be for `host`, a name or an address.
+  Result<std::unique_ptr<Stream>> wrap_client(Fd socket, const std::string& host) const;
 
  private:
   std::shared_ptr<ssl_ctx_st> context_;

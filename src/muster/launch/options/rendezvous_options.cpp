@@ -18,14 +18,16 @@ constexpr int kManyNodes = 100;  // above this, the connections to one root cost
 // Reads the URL of Redis, etcd or a file. With one of these, no node's address is needed.
 Result<bool> read_rendezvous_url(ParseContext& r) {
   // Without --rdzv-backend, the first backend with the endpoint's scheme is used.
-  constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
-      {"redis", "redis://"}, {"etcd", "etcd://"}, {"etcd", "etcds://"}, {"etcd-v2", "etcd://"}, {"file", "file://"}};
+  constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{"redis", "redis://"},  {"redis", "rediss://"},
+                                                                       {"etcd", "etcd://"},    {"etcd", "etcds://"},
+                                                                       {"etcd-v2", "etcd://"}, {"file", "file://"}};
   RunOptions& o = r.options;
   const std::string& endpoint = r.raw.rdzv_endpoint;
   const bool own = is_own_store(o.rdzv_backend);
   for (const auto& [name, scheme] : kOthers) {
     if (own ? !endpoint.starts_with(scheme) : o.rdzv_backend != name) continue;
     if (endpoint.starts_with("etcds://") && scheme == "etcd://") continue;
+    if (endpoint.starts_with("rediss://") && scheme == "redis://") continue;
     if (own && o.rdzv_backend != RawOptions().rdzv_backend)
       return bad_option(
           fmt::format("--rdzv-backend {} and --rdzv-endpoint {} contradict each other", o.rdzv_backend, endpoint));

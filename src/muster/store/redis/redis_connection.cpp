@@ -44,6 +44,11 @@ Result<Fd> connect_to(const RedisTarget& target, const Deadline& deadline) {
   return socket;
 }
 
+Result<std::unique_ptr<Stream>> stream_to(const RedisTarget& target, Fd socket) {
+  if (target.tls) return target.tls->wrap_client(std::move(socket), target.host);
+  return plain_stream(std::move(socket));
+}
+
 // The first words of a Redis error give its kind.
 ErrorCode code_of(std::string_view text) {
   const auto is = [&](auto... words) { return (text.starts_with(words) || ...); };
@@ -65,7 +70,8 @@ Result<std::unique_ptr<RedisConnection>> RedisConnection::connect(const RedisTar
     return fail(socket.error().code == ErrorCode::kTimeout ? ErrorCode::kTimeout : ErrorCode::kUnavailable,
                 fmt::format("cannot reach {}: {}", target.name(), socket.error().message));
   }
-  std::unique_ptr<RedisConnection> connection(new RedisConnection(target.name(), plain_stream(std::move(*socket))));
+  MUSTER_ASSIGN(auto stream, stream_to(target, std::move(*socket)));
+  std::unique_ptr<RedisConnection> connection(new RedisConnection(target.name(), std::move(stream)));
   if (!target.password.empty()) {
     const RedisWords with_user = {"AUTH", target.user, target.password};
     const RedisWords without = {"AUTH", target.password};
@@ -97,8 +103,8 @@ Result<> RedisConnection::send(const RedisWords& words, const Deadline& deadline
   for (size_t sent = 0; sent < static_cast<size_t>(size);) {
     const iovec rest{command + sent, static_cast<size_t>(size) - sent};
     const auto written = stream_->write({&rest, 1});
-    if (!written) return broke(written.error().message);
-    if (*written == 0) MUSTER_TRY(wait(POLLOUT, deadline));
+    if (!written) return broke(written.error());
+    if (*written == 0) MUSTER_TRY(wait(deadline));
     sent += *written;
   }
   return {};
@@ -116,8 +122,8 @@ Result<RedisReply> RedisConnection::receive(const Deadline& deadline) {
     }
     const iovec segment{buffer.data(), buffer.size()};
     const auto n = stream_->read({&segment, 1});
-    if (!n) return broke(n.error().message);
-    if (*n == 0) MUSTER_TRY(wait(POLLIN, deadline));
+    if (!n) return broke(n.error());
+    if (*n == 0) MUSTER_TRY(wait(deadline));
     if (*n > 0 && redisReaderFeed(reader_, buffer.data(), *n) != REDIS_OK) return broke(reader_->errstr);
   }
 }
@@ -131,17 +137,26 @@ Result<RedisReply> RedisConnection::call(const RedisWords& words, const Deadline
 
 bool RedisConnection::is_idle() const {
   pollfd poll{stream_->fd(), POLLIN, 0};
-  return !broken_ && ::poll(&poll, 1, 0) == 0;
+  return !broken_ && !stream_->has_buffered() && ::poll(&poll, 1, 0) == 0;
 }
 
-Result<> RedisConnection::wait(short events, const Deadline& deadline) {
-  if (wait_for(stream_->fd(), events, deadline)) return {};
+Result<> RedisConnection::wait(const Deadline& deadline) {
+  // A TLS handshake waits for the server even in a write.
+  if (wait_for(stream_->fd(), stream_->wants_write() ? POLLOUT : POLLIN, deadline)) return {};
   return fail(ErrorCode::kTimeout, name_ + " did not answer in time");
 }
 
 tl::unexpected<Error> RedisConnection::broke(std::string_view why) {
+  return broke(Error{ErrorCode::kPeerLost, std::string(why)});
+}
+
+tl::unexpected<Error> RedisConnection::broke(const Error& why) {
   broken_ = true;
-  return fail(ErrorCode::kPeerLost, fmt::format("the connection to {} is lost: {}", name_, why));
+  // TLS refuses a certificate, or the server does not speak TLS.
+  if (why.code == ErrorCode::kAuthentication || why.code == ErrorCode::kProtocol) {
+    return fail(why.code, fmt::format("cannot talk to {} over TLS: {}", name_, why.message));
+  }
+  return fail(ErrorCode::kPeerLost, fmt::format("the connection to {} is lost: {}", name_, why.message));
 }
 
 }  // namespace muster

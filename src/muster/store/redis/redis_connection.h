@@ -9,6 +9,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/clock.h"
+#include "muster/io/connect/tls.h"
 #include "muster/io/stream.h"
 
 namespace muster {
@@ -20,6 +21,7 @@ struct RedisTarget {
   std::string unix_path;
   std::string user, password;  ///< an empty password means no login
   std::string database = "0";
+  std::shared_ptr<TlsContext> tls;  ///< null: no TLS
 
   std::string name() const;  ///< for messages: "Redis at host:port"
 };
@@ -51,8 +53,10 @@ class RedisConnection {
 
  private:
   RedisConnection(std::string name, std::unique_ptr<Stream> stream);
-  Result<> wait(short events, const Deadline& deadline);
+  /// After a read or write that would block.
+  Result<> wait(const Deadline& deadline);
   tl::unexpected<Error> broke(std::string_view why);
+  tl::unexpected<Error> broke(const Error& why);
 
   const std::string name_;
   std::unique_ptr<Stream> stream_;

@@ -289,7 +289,13 @@ Result<RedisLocation> parse_location(const std::string& text) {
   MUSTER_ASSIGN(Url url, Url::parse(text, RedisTarget{}.port));
   RedisLocation location{{.user = url.user, .password = url.password}, url.take("prefix", "")};
   const std::string database = url.take("database", url.take("db", ""));
-  MUSTER_TRY(url.finish("prefix and database"));
+  const bool tls = url.scheme == "rediss";
+  if (tls) {
+    const TlsFiles files{url.take("cert", ""), url.take("key", ""), url.take("ca", "")};
+    MUSTER_ASSIGN(location.target.tls, TlsContext::load_client(files));
+  }
+  MUSTER_TRY(
+      url.finish(tls ? "prefix, database, ca, cert and key" : "prefix and database; certificates go with rediss://"));
   if (url.scheme == "redis+unix") {
     location.target.unix_path = "/" + url.path;
     url.path.clear();
@@ -297,7 +303,8 @@ Result<RedisLocation> parse_location(const std::string& text) {
     location.target.host = url.hosts[0].host;
     location.target.port = url.hosts[0].port;
   } else {
-    return fail(ErrorCode::kInvalidArgument, "a redis:// URL must have one host: redis://host:6379/0?prefix=job");
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a {0}:// URL must have one host: {0}://host:6379/0?prefix=job", url.scheme));
   }
   std::string_view path = url.path;
   const std::string_view first = path.substr(0, path.find('/'));
