@@ -11,6 +11,7 @@ also has:
     muster.monitored_barrier()  a barrier that names missing ranks
     muster.nn               DistributedDataParallel and DataParallel
     muster.hooks, muster.optim   for slow links: compressed gradients, LocalSGD and DiLoCo
+    muster.elastic_launch(config, fn)(*args)   calls a function in the processes of a job, and returns their results
     muster.dump(), muster.trace(path)   the last operations of this process's groups; a trace of them, or of all ranks
     muster.step_report(model), muster.straggler_report(model)   what a training step waits for, and for which rank
     muster.Error            the base class of the errors of muster's operations (muster.errors)
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from muster import hooks, nn, optim
     from muster._backend import process_group, transport
     from muster._group import Group, group, monitored_barrier
+    from muster._launch import elastic_launch
     from muster._options import Options
     from muster._recorder import dump, trace
     from muster._step import StepReport, StragglerReport, step_report, straggler_report
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         ArgumentError,
         AuthenticationError,
         Error,
+        LaunchError,
         MismatchError,
         PeerLostError,
         ProtocolError,
@@ -49,6 +52,7 @@ __all__ = [
     "AuthenticationError",
     "Error",
     "Group",
+    "LaunchError",
     "MismatchError",
     "Options",
     "PeerLostError",
@@ -59,6 +63,7 @@ __all__ = [
     "UnavailableError",
     "__version__",
     "dump",
+    "elastic_launch",
     "group",
     "hooks",
     "monitored_barrier",
@@ -74,6 +79,7 @@ __all__ = [
 
 _LAZY_IMPORTS = {
     "Options": "muster._options",
+    "elastic_launch": "muster._launch",
     "store": "muster._store",
     **dict.fromkeys(("process_group", "transport"), "muster._backend"),
     **dict.fromkeys(("dump", "trace"), "muster._recorder"),

@@ -9,7 +9,7 @@ import os
 import warnings
 from datetime import timedelta
 from multiprocessing import util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._distributed_c10d import Backend, PrefixStore, ProcessGroup
@@ -79,7 +79,8 @@ def process_group(
     """
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is out of range for world size {size}")
-    name, custom = "process_group", ProcessGroup.BackendType.CUSTOM
+    name: Any = "process_group"  # torch's GroupName is a str
+    custom = ProcessGroup.BackendType.CUSTOM
     backend = form(store, rank, size, as_timedelta(timeout), name, options or Options())
     group = ProcessGroup(store, rank, size)
     group._register_backend(torch.device("cpu"), custom, backend)

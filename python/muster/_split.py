@@ -35,7 +35,7 @@ def split_group(
 
     assert split_ranks is not None
     ranks = sorted(next((each for each in split_ranks if parent.rank() in each), split_ranks[0]))
-    name = _unused_name(f"{parent.group_name}:split:{'_'.join(map(str, ranks))}")
+    name: Any = _unused_name(f"{parent.group_name}:split:{'_'.join(map(str, ranks))}")
     desc = group_desc or f"{parent.group_desc}:split"
     group: Any = parent.split_group(ranks, timeout=timeout, group_name=name, group_desc=desc)
     if group is None:

@@ -51,6 +51,19 @@ class ArgumentError(ValueError, RuntimeError):
     """An argument is wrong. Has both base classes, because torch's other backends raise one or the other."""
 
 
+class LaunchError(RuntimeError):
+    """A function that elastic_launch() started failed. `failures`: the tracebacks of this node's ranks, by rank; empty
+    if none raised, as after a signal. `status`: the exit status of `muster run`.
+    """
+
+    def __init__(self, message: str, status: int = 1, failures: dict[int, str] | None = None) -> None:
+        super().__init__(message, status, failures)
+        self.status, self.failures = status, failures or {}
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 # The keys are values of muster::ErrorCode, which are frozen in base/error.h.
 _BY_CODE = {
     2: TimeoutError,

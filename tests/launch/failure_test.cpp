@@ -142,6 +142,11 @@ TEST(ErrorFile, IsWrittenAsByRecordUnlessItExists) {
   EXPECT_THAT(error_file_traceback(text), testing::StartsWith("Traceback (most recent call last):\nKeyError: "));
   EXPECT_THAT(text, testing::HasSubstr(R"("errorCode":137)"));
   ::unlink(path.c_str());
+  write_error_file(path, exit, "");
+  std::ifstream killed(path);
+  const std::string without_traceback((std::istreambuf_iterator<char>(killed)), {});
+  EXPECT_THAT(without_traceback, testing::HasSubstr("rank 3 (host host, pid 17) was ended by signal 9 (SIGKILL)"));
+  ::unlink(path.c_str());
 }
 
 }  // namespace

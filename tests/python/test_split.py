@@ -50,7 +50,7 @@ def test_split_group_works_on_the_cpu(backend: str) -> None:
 
 
 def wrong_splits(rank: int) -> None:
-    for arguments, text in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({}, "needs at least one list"),
         ({"split_ranks": [[0], []]}, "each list at least one rank"),
         ({"split_ranks": [[0, 2]]}, "rank 2 is out of range, the parent group has ranks 0 to 1"),
@@ -61,7 +61,8 @@ def wrong_splits(rank: int) -> None:
             {"split_ranks": [[0, 1]], "timeout": timedelta(seconds=5), "pg_options": muster.Options(timeout=6)},
             "timeout of 0:00:06 and the argument timeout= says 0:00:05",
         ),
-    ]:
+    ]
+    for arguments, text in cases:
         with pytest.raises(ValueError, match=text):
             dist.split_group(**arguments)
     gloo = dist.new_group(backend="gloo")

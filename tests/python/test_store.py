@@ -89,7 +89,8 @@ def test_a_store_server_is_a_torch_store(release_build: Path) -> None:
             url = server.stdout.readline().strip()
             store: Any = muster.store(url, secret=secret)
             other: Any = muster.store(url, secret=secret)
-            for each in (store, other.clone(), dist.PrefixStore("group", store).underlying_store):
+            prefixed: Any = dist.PrefixStore("group", store)
+            for each in (store, other.clone(), prefixed.underlying_store):
                 assert f"tcp://{each.host}:{each.port}" == url
             store.set("k", b"\x00\xff")
             assert other.get("k") == b"\x00\xff"

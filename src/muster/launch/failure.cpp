@@ -92,6 +92,10 @@ std::optional<std::string> text_at(const nlohmann::json& json, const char* path)
   return json[pointer].get<std::string>();
 }
 
+std::string describe_exit(const WorkerExit& exit) {
+  return fmt::format("rank {} (host {}, pid {}) {}", exit.rank, exit.host, exit.pid, exit.to_string());
+}
+
 }  // namespace
 
 std::string WorkerExit::to_string() const {
@@ -144,7 +148,7 @@ std::string error_file_traceback(std::string_view json) {
 void write_error_file(const std::string& path, const WorkerExit& exit, const std::string& traceback) {
   struct stat info {};
   if (::stat(path.c_str(), &info) == 0 && info.st_size > 0) return;
-  const std::string message = traceback.empty() ? exit.to_string() : last_lines(traceback, 1);
+  const std::string message = traceback.empty() ? describe_exit(exit) : last_lines(traceback, 1);
   std::ofstream(path) << error_json(message, exit.status(), traceback);
 }
 
@@ -189,8 +193,7 @@ std::string output_tails(const std::vector<OutputTail>& others) {
 
 std::string failure_report(const WorkerExit& first, std::string_view traceback, std::string_view err,
                            const std::map<std::string, std::vector<int>>& others) {
-  std::string report =
-      fmt::format("rank {} (host {}, pid {}) {}", first.rank, first.host, first.pid, first.to_string());
+  std::string report = describe_exit(first);
   if (!traceback.empty()) {
     report += "; its last traceback:" + indented(traceback);
   } else if (!err.empty()) {

@@ -1,0 +1,166 @@
+"""Tests muster.elastic_launch(): a function in the processes of a job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from launching import is_gone, wait_until
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.launcher.api import LaunchConfig
+
+import muster
+from muster import _launch
+
+
+@pytest.fixture(autouse=True)
+def program(muster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_BIN", muster)
+
+
+def config(ranks: int = 2, **fields: Any) -> LaunchConfig:
+    return LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=ranks, **{"max_restarts": 0, **fields})
+
+
+def sum_up(base: torch.Tensor, name: str) -> tuple[str, torch.Tensor]:
+    dist.init_process_group("muster")
+    data = base + dist.get_rank()
+    dist.all_reduce(data)
+    dist.destroy_process_group()
+    return f"{name} {os.environ['RANK']}", data
+
+
+def test_results_come_back_by_rank() -> None:
+    results = muster.elastic_launch(config(3), sum_up)(torch.full((2,), 10.0), "rank")
+    assert list(results) == [0, 1, 2]
+    for rank, (text, data) in results.items():
+        assert text == f"rank {rank}"
+        assert data.tolist() == [33.0, 33.0]
+
+
+def raise_at_one() -> None:
+    if os.environ["RANK"] == "1":
+        raise ValueError("told so")
+    signal.pause()
+
+
+def test_the_traceback_of_a_rank_comes_back() -> None:
+    with pytest.raises(muster.LaunchError, match=r"(?s)^rank 1 failed:\nTraceback.*ValueError: told so") as caught:
+        muster.elastic_launch(config(), raise_at_one)()
+    assert caught.value.status == 1
+    assert list(caught.value.failures) == [1]
+    assert "in raise_at_one" in caught.value.failures[1]
+    assert "_launch_worker" not in caught.value.failures[1]
+
+
+def kill_one() -> None:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def test_a_killed_rank_is_named() -> None:
+    with pytest.raises(muster.LaunchError, match=r"rank 1 .*SIGKILL") as caught:
+        muster.elastic_launch(config(), kill_one)()
+    assert (caught.value.status, caught.value.failures) == (128 + signal.SIGKILL, {})
+
+
+def fail_once() -> str:
+    generation = os.environ["MUSTER_GENERATION"]
+    if os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise RuntimeError("the first time")
+    return generation
+
+
+def test_results_are_those_of_the_last_restart() -> None:
+    results = muster.elastic_launch(config(max_restarts=1), fail_once)()
+    assert list(results) == [0, 1]
+    assert len(set(results.values())) == 1
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    unpicklable: Any = lambda: 1  # noqa: E731
+    with pytest.raises((AttributeError, TypeError, RuntimeError, ValueError, OSError), match="pickle"):
+        muster.elastic_launch(config(), unpicklable)()
+    program: Any = "train.py"
+    with pytest.raises(TypeError, match=r"entrypoint must be a function, got 'train\.py'"):
+        muster.elastic_launch(config(), program)
+
+
+SCRIPT = """
+import os, signal, sys
+from torch.distributed.launcher.api import LaunchConfig
+import muster
+
+def double(number, wait):
+    if wait:
+        print("pid", os.getpid(), flush=True)
+        signal.pause()
+    return 2 * number
+
+if __name__ == "__main__":
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=0)
+    print(muster.elastic_launch(config, double)(21, len(sys.argv) > 1))
+"""
+
+
+def test_the_function_may_be_in_the_script(run: Callable[..., str], tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(SCRIPT)
+    assert run([sys.executable, script]) == "{0: 42, 1: 42}\n"
+
+
+def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, script, "wait"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        process.kill()
+    workers = [int(re.findall(r"pid (\d+)", line)[0]) for line in lines]
+    wait_until(lambda: all(map(is_gone, workers)))
+
+
+def test_the_fields_of_a_config_become_options(tmp_path: Path) -> None:
+    logs = DefaultLogsSpecs(str(tmp_path), redirects={0: Std.ALL, 1: Std.OUT}, tee=Std.ERR, local_ranks_filter={1, 0})
+    several = LaunchConfig(
+        min_nodes=2,
+        max_nodes=4,
+        nproc_per_node=8,
+        logs_specs=logs,
+        run_id="job",
+        role="trainer",
+        rdzv_backend="c10d",
+        rdzv_endpoint="host:29400",
+        rdzv_configs={"timeout": 60, "is_host": True},
+        max_restarts=5,
+        local_addr="10.0.0.1",
+    )
+    options = _launch.options_of(several)
+    for expected in [
+        "--nnodes=2:4",
+        "--nproc-per-node=8",
+        "--role=trainer",
+        "--max-restarts=5",
+        "--local-addr=10.0.0.1",
+        f"--log-dir={tmp_path}",
+        "--redirects=0:3,1:1",
+        "--tee=2",
+        "--local-ranks-filter=0,1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=host:29400",
+        "--rdzv-id=job",
+        "--rdzv-conf=timeout=60,is_host=True",
+    ]:
+        assert expected in options
+    assert "--standalone" in _launch.options_of(config())
+    assert not any("rdzv" in option for option in _launch.options_of(config()))
