@@ -1,5 +1,7 @@
 """Tests `muster status`, which shows the running jobs."""
 
+import contextlib
+import http.client
 import json
 import os
 import secrets
@@ -126,3 +128,31 @@ def test_status_shows_missing_and_present_nodes(runtime: Path) -> None:
     finally:
         for job in jobs:
             job.close()
+
+
+def test_a_health_check_port_answers_while_a_job_runs() -> None:
+    port = free_port()
+    words = ["run", "--standalone", "--nproc-per-node=1", "--no-python", "/bin/sh", "-c", "echo up; exec sleep 1000"]
+    job = Job([str(find_muster()), *words], {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port)})
+    try:
+        job.expect("up")
+        assert [health(port), health(port)] == [(200, b"ok\n")] * 2
+        job.send(signal.SIGTERM)
+        job.finish()
+        with pytest.raises(OSError):
+            health(port)
+    finally:
+        job.close()
+    wrong = Job([str(find_muster()), *words], {"TORCHELASTIC_HEALTH_CHECK_PORT": "http"})
+    try:
+        assert wrong.finish() == 2
+        assert "TORCHELASTIC_HEALTH_CHECK_PORT='http' is not a port from 1 to 65535" in wrong.err
+    finally:
+        wrong.close()
+
+
+def health(port: int) -> tuple[int, bytes]:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)) as connection:
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        return answer.status, answer.read()

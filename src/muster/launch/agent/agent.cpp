@@ -15,6 +15,7 @@
 #include "muster/launch/agent/agent_monitor.h"
 #include "muster/launch/agent/agent_state_machine.h"
 #include "muster/launch/agent/event_log.h"
+#include "muster/launch/agent/health_server.h"
 #include "muster/launch/agent/root_connection.h"
 #include "muster/launch/agent/supervisor.h"
 #include "muster/launch/command.h"
@@ -78,7 +79,8 @@ class Agent : AgentActions {
   Result<std::vector<std::string>> command_;
   std::unique_ptr<OutputFiles> outputs_;
   std::optional<EventLog> event_log_;
-  std::vector<Cpus> cpus_;  // CPUs of each worker; empty: all CPUs
+  std::unique_ptr<HealthServer> health_;  // null: not asked for
+  std::vector<Cpus> cpus_;                // CPUs of each worker; empty: all CPUs
   std::unique_ptr<Zygote> zygote_;
   std::unique_ptr<Supervisor> supervisor_;
   AgentStateMachine state_{*this, host_, options_.elastic()};
@@ -95,6 +97,7 @@ Result<> Agent::prepare() {
   if (!options_.local_addr.empty()) MUSTER_TRY(interface_address(options_.local_addr));
   if (!is_loopback_up())
     console_.notice("the loopback interface is down: workers cannot reach MASTER_ADDR until `ip link set lo up`");
+  MUSTER_ASSIGN(health_, HealthServer::from_environment(loop_, environment_));
   MUSTER_ASSIGN(outputs_, OutputFiles::create(loop_, console_, options_, environment_, scratch_));
   MUSTER_ASSIGN(event_log_, EventLog::open(options_, host_, console_));
   event_log_->record("run_started", {{"nproc", options_.nproc}, {"nnodes", options_.nnodes_max}});
