@@ -76,7 +76,8 @@ facts = {
     'line': open('/proc/self/cmdline').read().strip('\\0').split('\\0'),
 }
 print(json.dumps(facts))
-print('random', random.random(), np.random.random(), multiprocessing.current_process().authkey.hex())
+key = multiprocessing.current_process().authkey.hex()
+print('random', random.random(), np.random.random(), torch.rand(1).item(), key)
 """
 
 
@@ -116,7 +117,7 @@ def test_a_forked_worker_has_the_context_of_a_spawned_one(launch: Launch, script
     forked = launch("--nproc-per-node=2", relative, "--x", "a b")
     started = launch("--start-method=spawn", "--nproc-per-node=2", relative, "--x", "a b")
     assert facts(forked) == facts(started)
-    drawn = [line.split()[-3:] for line in forked.out.splitlines() if "random" in line and "{" not in line]
+    drawn = [line.split()[-4:] for line in forked.out.splitlines() if "random" in line and "{" not in line]
     assert len(drawn) == 2 and all(one != other for one, other in zip(*drawn, strict=True))
 
 

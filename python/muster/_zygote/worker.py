@@ -110,6 +110,8 @@ def reseed() -> None:
         vars(process).update(ORIGINAL_DIR=os.getcwd())
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
+    if (torch_random := sys.modules.get("torch.random")) is not None:
+        torch_random.default_generator.seed()
 
 
 def program(command: Sequence[str]) -> Callable[[], object]:
