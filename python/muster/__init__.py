@@ -10,6 +10,7 @@ also has:
     muster.group()          the collectives of a process group without torch's dispatcher: muster.Group
     muster.monitored_barrier()  a barrier that names missing ranks
     muster.nn               DistributedDataParallel and DataParallel
+    muster.forkserver       processes that start in milliseconds with torch imported
     muster.hooks, muster.optim   for slow links: compressed gradients, LocalSGD and DiLoCo
     muster.elastic_launch(config, fn)(*args)   calls a function in the processes of a job, and returns their results
     muster.dump(), muster.trace(path)   the last operations of this process's groups; a trace of them, or of all ranks

@@ -1,5 +1,6 @@
 """The entry points torch.backends and torch.distributed.backends: `import torch` calls load(), so
-init_process_group("muster") needs no import, and all backends accept init_method="redis://..." and "etcd://...".
+init_process_group("muster") and multiprocessing.get_context("muster") need no import, and all backends accept
+init_method="redis://..." and "etcd://...".
 
 load() runs in every process that imports torch. Therefore it takes microseconds, loads nothing native, and does not
 fail. If muster was built for another torch, the error comes when a group is created or muster is imported.
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 def load() -> None:
     import torch.distributed as dist  # part of torch: already imported, or absent from this build of torch
+
+    from muster import forkserver  # noqa: F401  registers its context
 
     if not dist.is_available():
         return

@@ -36,6 +36,13 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int], int]:
     return data, fds, flags
 
 
+def read_request(tag: str, fds: Sequence[int]) -> Request:
+    """`fds`: a file with the payload, then standard input, output and error."""
+    with open(fds[0], "rb") as payload:
+        payload.seek(0)
+        return Request(tag, payload.read(MAX_PAYLOAD), fds[1:4])
+
+
 class Server:
     """Forks the workers of one run. Kills all of its descendants when the agent closes its end of the channel."""
 
@@ -54,6 +61,9 @@ class Server:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._poll.register(self._channel, select.POLLIN)
 
     def report(self, *words: object) -> None:
         try:
@@ -65,12 +75,9 @@ class Server:
         """Returns None after the agent has gone and no child is left. In a forked worker, returns the worker's
         request.
         """
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        poll.register(self._channel, select.POLLIN)
         while self._has_children or not self._closing:
             killing = self._mode == "kill" and self._has_children
-            ready = dict(poll.poll(KILL_PAUSE_MS if killing else None))
+            ready = dict(self._poll.poll(KILL_PAUSE_MS if killing else None))
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
@@ -78,11 +85,18 @@ class Server:
                 request = self._receive()
                 if request is not None and self._start(request):
                     return request
+            self._on_poll(ready)
             if self._closing and self._mode != "kill":
-                poll.unregister(self._channel)
+                self._poll.unregister(self._channel)
                 self._mode = "kill"
             self._check_children()
         return None
+
+    def on_imported(self) -> None:
+        """Called before the first fork."""
+
+    def _on_poll(self, ready: dict[int, int]) -> None:
+        """For other descriptors that a subclass polls."""
 
     def _receive(self) -> Request | None:
         try:
@@ -93,10 +107,9 @@ class Server:
             self._closing = True
             return None
         verb, _, rest = data.decode(errors="replace").partition(" ")
-        if verb == "start" and len(fds) == 4:
-            with open(fds[0], "rb") as payload:
-                payload.seek(0)
-                return Request(rest, payload.read(MAX_PAYLOAD), fds[1:])
+        request = self._read_request(verb, rest, fds)
+        if request is not None:
+            return request
         for fd in fds:  # this message takes no descriptors
             os.close(fd)
         if verb in ("term", "kill"):
@@ -111,6 +124,9 @@ class Server:
         elif verb == "left":
             self.report("left", *(f"{pid}\n{name}\n" for pid, name in children().items() if pid not in self._workers))
         return None
+
+    def _read_request(self, verb: str, rest: str, fds: list[int]) -> Request | None:
+        return read_request(rest, fds) if verb == "start" and len(fds) == 4 else None
 
     def _start(self, request: Request) -> bool:
         """Forks a worker. Returns True in the child."""
@@ -144,6 +160,11 @@ class Server:
         if path := shadowing_module(request.folder, self._packages.names):
             self.report("unfit", f"{path} comes before a module that the zygote has imported")
             return False
+        self._adapt(request)
+        return True
+
+    def _adapt(self, request: Request) -> None:
+        """Does once what every worker would have to do."""
         wanted = threads_wanted(request.environment)
         if wanted not in (0, self._blas_threads):
             set_blas_threads(wanted)
@@ -152,7 +173,6 @@ class Server:
             self._packages.update()
         replace_environment(request.environment)  # so that workers change little of it
         gc.freeze()
-        return True
 
     def _reap(self) -> bool:
         """Returns False when no child is left. waitpid() reports the oldest child first. Here children that a signal
@@ -187,10 +207,12 @@ class Server:
                     send_signal(pid, signal.SIGTERM)
 
 
-def serve(channel: socket.socket, preload: Sequence[str] | None, packages: ImportedPackages) -> Request:
+def serve(
+    channel: socket.socket, preload: Sequence[str] | None, packages: ImportedPackages, kind: type[Server] = Server
+) -> Request:
     """Returns only in workers. `preload`: None if all modules are imported already."""
     adopt_orphans()
-    server = Server(channel, packages)
+    server = kind(channel, packages)
     if preload is not None:
         try:
             import_all(preload)
@@ -198,6 +220,7 @@ def serve(channel: socket.socket, preload: Sequence[str] | None, packages: Impor
             server.report("refused" if isinstance(error, RefusedError) else "unfit", error)
             os._exit(0)
         packages.update()
+        server.on_imported()
         prctl(PR_SET_PDEATHSIG, 0)  # from now on the channel shows the agent's death, and there may be children to end
     server.report("ready", os.getpid())
     request = server.serve()

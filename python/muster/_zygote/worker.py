@@ -43,9 +43,12 @@ class Request:
         return self.script if os.path.isdir(self.script) else os.path.dirname(os.path.realpath(self.script))
 
 
-def become_worker(request: Request, parent: int, unwanted: Sequence[int]) -> None:
-    """Runs in the child. Sets up everything that exec would have set up. `unwanted`: descriptors of the parent."""
-    os.setpgid(0, 0)
+def become_worker(request: Request, parent: int, unwanted: Sequence[int], own_group: bool = True) -> None:
+    """Runs in the child. Sets up everything that exec would have set up. `unwanted`: descriptors of the parent.
+    `own_group`: leads a process group.
+    """
+    if own_group:
+        os.setpgid(0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
     die_with(parent)
     signal.set_wakeup_fd(-1)

@@ -1,0 +1,197 @@
+"""The side of a program that asks its fork server for processes. python/muster/_zygote/forks.py is the other side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from multiprocessing import spawn, util
+from pathlib import Path
+
+IMPORT_TIMEOUT = 300.0  # seconds, for a fork server to import torch
+FORK_TIMEOUT = 60.0
+# Imports the zygote's package alone: nothing of muster, and nothing from the current directory.
+_LOAD = """import sys
+at_start = frozenset(sys.modules)
+if not getattr(sys.flags, "safe_path", False):
+    sys.path.pop(0)
+sys.path.append({folder!r})
+from _zygote.main import main
+sys.path[:] = {path!r}
+main({words!r}, at_start, {fd})
+"""
+# The words of a forked process, as `ps` shows them. The program's sys.path follows them.
+_COMMAND = [sys.executable, "-u", "-c", "from muster.forkserver._child import main; main()", "--multiprocessing-fork"]
+
+
+class ForkServerError(RuntimeError):
+    """The fork server cannot start, or cannot fork a process."""
+
+
+class LostError(ForkServerError):
+    """The fork server has ended."""
+
+
+class Client:
+    """A program's connection to its fork server. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._modules: list[str] = []
+        self._pid = 0  # of the server; 0 in a process that it has forked
+        self._channel: socket.socket | None = None
+        self._ready = False
+        self.reset_lock()
+
+    def reset_lock(self) -> None:
+        self._lock = threading.Lock()  # guards everything above
+
+    def preload(self, modules: Iterable[str]) -> None:
+        with self._lock:
+            new = [name for name in modules if name not in self._modules]
+            if new and self._channel is not None:
+                raise ForkServerError(f"the fork server runs already, without {', '.join(new)}: call preload() earlier")
+            self._modules += new
+
+    def adopt(self, channel: int) -> None:
+        """Uses the server that has forked this process."""
+        self._channel = socket.socket(fileno=channel)
+        self._ready = True
+
+    def channel(self) -> int:
+        """The descriptor with which a forked process can ask for processes, too."""
+        assert self._channel is not None
+        return self._channel.fileno()
+
+    def ensure_running(self) -> None:
+        with self._lock:
+            self._ensure_running()
+
+    def fork(self, stdin: int) -> tuple[int, socket.socket]:
+        """Returns the pid of a new process and its status socket, which is readable when the process has ended."""
+        try:
+            return self._fork(stdin)
+        except LostError:  # it was killed, perhaps long ago
+            return self._fork(stdin)
+
+    def _fork(self, stdin: int) -> tuple[int, socket.socket]:
+        status, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as on_error, its, memory_file(_payload()) as payload, _outputs() as outputs:
+            on_error.enter_context(status)
+            channel = self._send([payload, stdin, *outputs, its.fileno()])
+            its.close()
+            try:
+                kind, _, text = self._answer(status, "fork a process", FORK_TIMEOUT).partition(" ")
+            except LostError:
+                with self._lock:
+                    self._forget(channel)
+                raise
+            if kind != "started":
+                raise ForkServerError(f'the fork server refuses: {text}. The start method "spawn" needs no fork server')
+            on_error.pop_all()
+        return int(text), status
+
+    def _send(self, fds: list[int]) -> socket.socket:
+        with self._lock:
+            channel = self._ensure_running()
+            try:
+                if not self._ready:
+                    self._await_ready(channel)
+                channel.settimeout(FORK_TIMEOUT)
+                socket.send_fds(channel, [b"fork"], fds)
+            except TimeoutError:
+                raise ForkServerError(f"{self} took no request within {FORK_TIMEOUT:.0f} s") from None
+            except (LostError, BrokenPipeError, ConnectionResetError):
+                self._forget(channel)
+                raise LostError(f"{self} has ended") from None
+            return channel
+
+    def _ensure_running(self) -> socket.socket:
+        if self._channel is None:
+            path = spawn.get_preparation_data("")["sys_path"]
+            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with contextlib.ExitStack() as on_error, its:
+                on_error.enter_context(ours)
+                code = _LOAD.format(
+                    folder=str(Path(__file__).parents[1]),
+                    path=path,
+                    words=["fork", "muster.forkserver._child", *self._modules],
+                    fd=its.fileno(),
+                )
+                words = [sys.executable, *util._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
+                self._pid = util.spawnv_passfds(os.fsencode(sys.executable), words, [its.fileno()])
+                on_error.pop_all()
+            self._channel, self._ready = ours, False
+        return self._channel
+
+    def _await_ready(self, channel: socket.socket) -> None:
+        kind, _, text = self._answer(channel, "import torch", IMPORT_TIMEOUT).partition(" ")
+        if kind != "ready":
+            self._forget(channel)
+            raise ForkServerError(f"the fork server cannot start: {text.replace('--preload', 'the module')}")
+        self._ready = True
+
+    def _answer(self, channel: socket.socket, doing: str, timeout: float) -> str:
+        channel.settimeout(timeout)
+        try:
+            data = channel.recv(4096)
+        except TimeoutError:
+            raise ForkServerError(f"{self} did not {doing} within {timeout:.0f} s") from None
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise LostError(f"{self} has ended")
+        return data.decode(errors="replace")
+
+    def _forget(self, channel: socket.socket) -> None:
+        if self._channel is channel:
+            self._channel = None
+            channel.close()
+            if self._pid:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self._pid, 0)  # it ends: the channel is closed
+
+    def __str__(self) -> str:
+        return f"the fork server (pid {self._pid})" if self._pid else "the fork server"
+
+
+def _payload() -> bytes:
+    """What a worker of a zygote gets: CPUs, the number of words, the words, and the environment."""
+    path = [word or str(Path.cwd()) for word in sys.path]
+    words = [",".join(map(str, os.sched_getaffinity(0))), str(len(_COMMAND) + len(path)), *_COMMAND, *path]
+    entries = [name + b"=" + value for name, value in os.environb.items()]
+    return b"".join(word + b"\0" for word in [*map(os.fsencode, words), *entries])
+
+
+@contextlib.contextmanager
+def memory_file(content: bytes = b"") -> Iterator[int]:
+    fd = os.memfd_create("muster-fork")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _outputs() -> Iterator[list[int]]:
+    """Standard output and error. /dev/null replaces one that is closed."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        yield [fd if _is_open(fd) else null for fd in (1, 2)]
+    finally:
+        os.close(null)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+client = Client()
