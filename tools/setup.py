@@ -31,6 +31,9 @@ muster = muster._autoload:load
 
 [torch.distributed.backends]
 muster = muster._autoload:load
+
+[pytest11]
+muster = muster_pytest
 """
 BINARY = ROOT / "build/release/src/muster/cli/muster"
 

@@ -201,9 +201,10 @@ def test_the_development_install_is_found_as_a_distribution(
     (info,) = site.glob("torch_muster-*.dist-info")
     found = importlib.metadata.PathDistribution(info)
     assert found.metadata["Name"] == "torch-muster"
-    groups = ["torch.backends", "torch.distributed.backends"]
     assert [(point.group, point.value) for point in found.entry_points] == [
-        (group, "muster._autoload:load") for group in groups
+        ("torch.backends", "muster._autoload:load"),
+        ("torch.distributed.backends", "muster._autoload:load"),
+        ("pytest11", "muster_pytest"),
     ]
     assert (site / "torch_muster.pth").read_text().strip() == str(ROOT / "python")
     assert os.access(venv / "bin/muster", os.X_OK)

@@ -58,9 +58,11 @@ def test_the_wheel_contains_all_parts(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
-        assert "muster = muster._autoload:load" in archive.read(entry_points).decode()
+        text = archive.read(entry_points).decode()
+    assert "muster = muster._autoload:load" in text and "muster = muster_pytest" in text
     assert "muster/__init__.py" in names
     assert "muster/py.typed" in names
+    assert "muster_pytest/__init__.py" in names
     assert sum(name.startswith(f"muster/torch-{RELEASE}/_C") and name.endswith(".so") for name in names) == 1
     assert any(name.endswith(".data/scripts/muster") for name in names)
     assert any("LICENSE" in name for name in names)
