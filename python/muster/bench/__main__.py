@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
-from muster.bench import collectives, ddp, launch, mpi, network, plot, startup_load, store
+from muster.bench import collectives, ddp, launch, mpi, network, plot, processes, startup_load, store
 from muster.bench.operations import OPERATIONS
 from muster.bench.report import BenchFailedError, Row, Table, write_json, write_markdown
 
@@ -33,6 +33,7 @@ BENCHES: dict[str, Bench] = {
     "ddp": ddp,
     "mpi": mpi,
     "launch": launch,
+    "processes": processes,
     "store": store,
     "startup-load": startup_load,
 }

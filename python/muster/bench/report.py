@@ -94,6 +94,7 @@ _ALSO = {
     "collectives": ("shared", "direct"),
     "mpi": ("openmpi", "mpich", "shared", "unrecorded"),
     "ddp": ("stock", "DP", "torch DP"),
+    "processes": ("forkserver",),
 }
 
 
