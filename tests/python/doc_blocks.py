@@ -8,6 +8,7 @@ A comment is alone on the lines before a block:
     <!-- part of PATH -->          the block is some lines of that file, which another test runs
     <!-- LANGUAGE CODE -->         code that readers do not see: it runs before the next block of that language
     <!-- not run here: WORD, WORD: REASON -->   as `not run`, for all blocks of the page that begin with such a word
+    <!-- run by DIRECTORY -->      tests in that directory run the blocks of the page
 """
 
 import re
@@ -32,6 +33,7 @@ class Block:
 def blocks_of(text: str) -> list[Block]:
     found: list[Block] = []
     notes: dict[str, str] = {}
+    other = re.search(r"<!-- run by (\S+) -->", text)
     refused = re.search(r"<!-- not run here: ([\w, ]+): (.+) -->", text)
     lines = text.split("\n")
     at = 0
@@ -68,6 +70,9 @@ def blocks_of(text: str) -> list[Block]:
             notes = {}
         elif line.strip():
             notes = {}
+    if other:
+        for block in found:
+            block.notes = {**block.notes, "run by": other.group(1)}
     if refused:
         words = refused.group(1).split(", ")
         for block in found:
@@ -84,7 +89,7 @@ def found_in_list(lines: list[str], at: int) -> bool:
 
 def runs(block: Block, language: str) -> bool:
     """True if the block runs by itself, and not as a file that another block uses."""
-    return block.language == language and not block.title and not {"not run", "part of"} & block.notes.keys()
+    return block.language == language and not block.title and not {"not run", "part of", "run by"} & block.notes.keys()
 
 
 # All documents for users, by path from the root of the repository.

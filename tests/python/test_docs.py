@@ -30,6 +30,9 @@ def test_every_block_runs_or_has_a_reason() -> None:
                 not_run.append(f"{where}: {block.notes['not run']}")
                 if len(block.notes["not run"]) < 10:
                     wrong.append(f"{where}: say why it is not run")
+            elif "run by" in block.notes:
+                if not list((ROOT / block.notes["run by"]).glob("test_*.py")):
+                    wrong.append(f"{where}: {block.notes['run by']} has no tests")
             elif not block.title and "part of" not in block.notes and block.language not in SHOWN_OR_RUN:
                 wrong.append(f"{where}: a block of {block.language or 'no language'} needs a title or a comment")
     assert not wrong, "\n".join(wrong)
