@@ -11,6 +11,7 @@
 # make fuzz    the fuzz targets alone under AddressSanitizer and UBSan, a minute each at most
 # make soak    the tests that go on for as long as they may, for SECONDS=1800 in all; prints their figures
 # make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/project/testing.md)
+# make frameworks   installs Accelerate, Lightning, Ray and others in .venv, and runs docs/integrations.md
 # make docs    the documentation as a site, out/site/index.html
 # make wheel   dist/torch_muster-*.whl, for the releases TORCHES="2.13.0 2.14.1 2.15.0" if they are given
 # make clean   remove build/, dist/ and out/
@@ -21,7 +22,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test test-slow bench format asan tsan non-unity fuzz soak arm64 peer matrix nightly wheel docs tidy clean setup build lint
+.PHONY: demo test test-slow bench format asan tsan non-unity fuzz soak arm64 peer frameworks matrix nightly wheel docs tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -99,6 +100,11 @@ arm64: setup
 peer: build
 	@for ranks in 2 4; do MUSTER_PEER=all MUSTER_PEER_RANKS=$$ranks $(STAGE) "peer, $$ranks ranks" \
 	  --summary '(passed|skipped).* in ' -- python3 -m pytest tests/peer -q $(PYTEST) || exit 1; done
+
+FRAMEWORKS ?= tests/frameworks/requirements_light.txt tests/frameworks/requirements.txt
+frameworks: build
+	@$(PYTHON3) tools/setup.py $(filter 2.%,$(TORCH)) --requirements $(FRAMEWORKS)
+	@$(STAGE) frameworks $(RUN_PYTEST) tests/frameworks $(PYTEST)
 
 MATRIX ?= 2.13.0 2.14.1 2.15.0
 matrix:

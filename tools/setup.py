@@ -209,7 +209,7 @@ def install_requirements(requirements: Path, stamp: Path) -> None:
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:
         pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, "-r", str(requirements)], f"pip install -r tools/{requirements.name}")
+        run([*pip, "-r", str(requirements)], f"pip install -r {os.path.relpath(requirements, ROOT)}")
         stamp.write_text(digest)
 
 
@@ -250,6 +250,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("torch", nargs="?", default=TORCH, help="the release of torch (default: %(default)s)")
     parser.add_argument("--docs", action="store_true", help="also install what `make docs` needs")
+    parser.add_argument("--requirements", type=Path, nargs="+", default=[], metavar="FILE", help="install them, too")
     arguments = parser.parse_args()
     if sys.version_info < (3, 10):  # noqa: UP036
         print("setup: muster needs Python 3.10 or newer", file=sys.stderr)
@@ -261,6 +262,8 @@ def main() -> int:
         install_python_packages(arguments.torch)
         if arguments.docs:
             install_requirements(DOCS_REQUIREMENTS, STAMP.with_name("muster-requirements-docs.sha256"))
+        for path in arguments.requirements:
+            install_requirements(path, STAMP.with_name(f"muster-{path.resolve().parent.name}-{path.stem}.sha256"))
         install_for_development()
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
