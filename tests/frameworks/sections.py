@@ -23,7 +23,7 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 
 def blocks_below(heading: str) -> list[Block]:
-    """The blocks of a section, after those above the first section, which all sections use."""
+    """The blocks of a section, after those above all sections, which every section uses."""
     lines = (ROOT / PAGE).read_text().splitlines()
     starts = [number for number, line in enumerate(lines, start=1) if line.startswith("## ")]
     begin = lines.index(f"## {heading}") + 1
