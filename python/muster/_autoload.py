@@ -36,6 +36,8 @@ def load() -> None:
         with contextlib.suppress(RuntimeError):  # already registered, by an earlier import or another package
             register_rendezvous_handler(scheme, _rendezvous)
     if _requirements.torch_is_being_imported() and _requirements.problem() is not None:
+        from muster import _replace  # noqa: F401  for MUSTER_REPLACE, which then leaves Gloo in place
+
         # Forget that the package was imported, so that the user's own `import muster` raises the error.
         sys.modules.pop("muster", None)
 

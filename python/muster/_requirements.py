@@ -58,5 +58,6 @@ def check() -> None:
 def _releases() -> list[str]:
     """The releases of torch that there are native modules for, the newest last."""
     found = (name.partition("-") for name in os.listdir(_FOLDER))  # noqa: PTH208
-    releases = (release for kind, _, release in found if kind == "torch")
-    return sorted(releases, key=lambda release: [int(number) for number in release.split(".")])
+    numbers = {release: release.split(".") for kind, _, release in found if kind == "torch"}
+    releases = (release for release, parts in numbers.items() if all(map(str.isdecimal, parts)))
+    return sorted(releases, key=lambda release: [*map(int, numbers[release])])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -109,9 +110,8 @@ def _replacing(create: Callable[..., Any]) -> Callable[..., Any]:
     def function(*arguments: Any, **named: Any) -> Any:
         if not os.environ.get("MUSTER_REPLACE"):
             return create(*arguments, **named)
-        from muster import _replace
-
-        return _replace.new_process_group(create, *arguments, **named)
+        # _autoload.load() has imported it if muster cannot run. Then importing the package is an error.
+        return importlib.import_module("muster._replace").new_process_group(create, *arguments, **named)
 
     return function
 

@@ -27,6 +27,7 @@ def other_build(folder: Path) -> Path:
     shutil.copytree(PACKAGE / "muster", folder / "muster", ignore=shutil.ignore_patterns("__pycache__", "torch-*"))
     for release in ("1.10", "1.9"):
         (folder / f"muster/torch-{release}").mkdir()
+    (folder / "muster/torch-1.9.bak").mkdir()  # no release
     return folder
 
 
@@ -75,6 +76,19 @@ def test_another_torch_does_not_break_import_torch(tmp_path: Path, use: str) -> 
     assert status == 1
     assert line.startswith("ImportError: this muster was built for torch 1.9, 1.10, but torch "), line
     assert "run `pip install torch==1.10.*`" in line
+
+
+def test_another_torch_leaves_gloo_in_place(tmp_path: Path) -> None:
+    code = (
+        "import torch, torch.distributed as d\n"
+        "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)\n"
+        "x = torch.ones(2); d.all_reduce(x); assert x.tolist() == [1.0, 1.0]\n"
+        "assert d.group.WORLD._get_backend(torch.device('cpu')).name() == 'gloo'\n"
+        "d.destroy_process_group()"
+    )
+    status, line = python(code, other_build(tmp_path), env={"MUSTER_REPLACE": "gloo"})
+    assert status == 0, line
+    assert line.startswith("muster: a process group uses Gloo despite MUSTER_REPLACE: rank 0: this muster was built ")
 
 
 def test_import_torch_registers_without_loading_native() -> None:
