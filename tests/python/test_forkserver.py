@@ -194,7 +194,8 @@ def ending():
 
 
 def test_the_end_of_a_process_loses_no_output(program: Callable[..., Job]) -> None:
-    job = program("process = start(ending); process.join(); sys.exit(process.exitcode)", ENDING)
+    text = "process = start(ending); process.join(); sys.exit(process.exitcode)"
+    job = program(text, ENDING, PYTHONUNBUFFERED="")
     assert job.finish() == 0, job.err
     assert sorted(job.out.splitlines()) == ["at exit", "finalized", "from C", "from Python", "thread"]
 
@@ -387,6 +388,21 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
     job = program(text)
     assert job.finish() == 0, job.err
     assert job.out == "one\ntwo\n"
+
+
+def test_copies_of_a_program_wait_for_the_same_server(program: Callable[..., Job]) -> None:
+    text = """
+forkserver.ensure_running()
+copy = os.fork()
+process = start(say, 'started')
+process.join()
+if copy == 0:
+    os._exit(process.exitcode)
+sys.exit(process.exitcode or os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
+"""
+    job = program(text)
+    assert job.finish() == 0, job.err
+    assert job.out == "started\nstarted\n"
 
 
 def nested(depth: int) -> tuple[int, ...]:

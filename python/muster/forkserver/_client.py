@@ -60,40 +60,40 @@ class Client:
         self._channel = socket.socket(fileno=channel)
         self._ready = True
 
-    def channel(self) -> int:
-        """The descriptor with which a forked process can ask for processes, too."""
-        assert self._channel is not None
-        return self._channel.fileno()
-
     def ensure_running(self) -> None:
         with self._lock:
             self._ensure_running()
 
-    def fork(self, stdin: int) -> tuple[int, socket.socket]:
-        """Returns the pid of a new process and its status socket, which is readable when the process has ended."""
+    def fork(self, stdin: int) -> tuple[int, socket.socket, socket.socket]:
+        """Returns the pid of a new process, its status socket, which is readable when the process has ended, and a
+        socket with which the process can ask for processes, too.
+        """
         try:
             return self._fork(stdin)
         except LostError:  # it was killed, perhaps long ago
             return self._fork(stdin)
 
-    def _fork(self, stdin: int) -> tuple[int, socket.socket]:
-        status, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as on_error, its, memory_file(_payload()) as payload, _outputs() as outputs:
+    def _fork(self, stdin: int) -> tuple[int, socket.socket, socket.socket]:
+        status, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as on_error, server_end, memory_file(_payload()) as payload, _outputs() as outputs:
             on_error.enter_context(status)
-            channel = self._send([payload, stdin, *outputs, its.fileno()])
-            its.close()
+            channel, duplicate = self._send([payload, stdin, *outputs, server_end.fileno()])
+            on_error.enter_context(duplicate)
+            server_end.close()
             try:
                 kind, _, text = self._answer(status, "fork a process", FORK_TIMEOUT).partition(" ")
             except LostError:
+                duplicate.close()
                 with self._lock:
                     self._forget(channel)
                 raise
             if kind != "started":
                 raise ForkServerError(f'the fork server refuses: {text}. The start method "spawn" needs no fork server')
             on_error.pop_all()
-        return int(text), status
+        return int(text), status, duplicate
 
-    def _send(self, fds: list[int]) -> socket.socket:
+    def _send(self, fds: list[int]) -> tuple[socket.socket, socket.socket]:
+        """Returns the channel, and a duplicate that stays open if another thread closes the channel."""
         with self._lock:
             channel = self._ensure_running()
             try:
@@ -106,37 +106,38 @@ class Client:
             except (LostError, BrokenPipeError, ConnectionResetError):
                 self._forget(channel)
                 raise LostError(f"{self} has ended") from None
-            return channel
+            return channel, channel.dup()
 
     def _ensure_running(self) -> socket.socket:
         if self._channel is None:
             path = spawn.get_preparation_data("")["sys_path"]
-            ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with contextlib.ExitStack() as on_error, its:
-                on_error.enter_context(ours)
+            channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with contextlib.ExitStack() as on_error, server_end:
+                on_error.enter_context(channel)
                 code = _LOAD.format(
                     folder=str(Path(__file__).parents[1]),
                     path=path,
                     words=["fork", "muster.forkserver._child", *self._modules],
-                    fd=its.fileno(),
+                    fd=server_end.fileno(),
                 )
                 words = [sys.executable, *util._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
-                self._pid = util.spawnv_passfds(os.fsencode(sys.executable), words, [its.fileno()])
+                self._pid = util.spawnv_passfds(os.fsencode(sys.executable), words, [server_end.fileno()])
                 on_error.pop_all()
-            self._channel, self._ready = ours, False
+            self._channel, self._ready = channel, False
         return self._channel
 
     def _await_ready(self, channel: socket.socket) -> None:
-        kind, _, text = self._answer(channel, "import torch", IMPORT_TIMEOUT).partition(" ")
+        # Peeks, because copies of this process, made by os.fork(), wait for the same message. It is the only one here.
+        kind, _, text = self._answer(channel, "import torch", IMPORT_TIMEOUT, socket.MSG_PEEK).partition(" ")
         if kind != "ready":
             self._forget(channel)
             raise ForkServerError(f"the fork server cannot start: {text.replace('--preload', 'the module')}")
         self._ready = True
 
-    def _answer(self, channel: socket.socket, doing: str, timeout: float) -> str:
+    def _answer(self, channel: socket.socket, doing: str, timeout: float, flags: int = 0) -> str:
         channel.settimeout(timeout)
         try:
-            data = channel.recv(4096)
+            data = channel.recv(4096, flags)
         except TimeoutError:
             raise ForkServerError(f"{self} did not {doing} within {timeout:.0f} s") from None
         except ConnectionResetError:

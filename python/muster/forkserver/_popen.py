@@ -47,17 +47,18 @@ class Popen(popen_fork.Popen):
             assert tracker is not None
             # Our end shows the child that its parent lives. The other end is the child's standard input, which children
             # of multiprocessing close.
-            link, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with contextlib.ExitStack() as on_error, its:
+            link, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with contextlib.ExitStack() as on_error, child_end:
                 on_error.enter_context(link)
-                self.pid, self._status = client.fork(its.fileno())
+                self.pid, self._status, channel = client.fork(child_end.fileno())
                 on_error.pop_all()
             self._link = link
             self.sentinel = self._status.fileno()
             self.finalizer = util.Finalize(self, _close, (self._status, link))
             _popens.add(self)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the child's exit code will tell
-                _send_all(link, [data, tracker, client.channel(), *self._fds])
+            # After an error, the child's exit code tells what happened.
+            with channel, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                _send_all(link, [data, tracker, channel.fileno(), *self._fds])
 
     def _pickle(self, process_obj: process.BaseProcess, data: int) -> None:
         context.set_spawning_popen(self)  # type: ignore[arg-type]
@@ -78,9 +79,10 @@ class Popen(popen_fork.Popen):
                 self.returncode = os.waitstatus_to_exitcode(int(status))
             else:
                 self.returncode = -signal.SIGKILL
-                sys.stderr.write(
+                print(
                     f"muster: the fork server has ended, and so process {self.pid} was killed. The next process starts "
-                    "another one.\n"
+                    "another one.",
+                    file=sys.stderr,
                 )
         return self.returncode
 
