@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+import types
+import unittest.mock
 from collections.abc import Callable
 from multiprocessing import connection
 
@@ -28,14 +30,14 @@ class _ForkServerProcesses(common_distributed.MultiProcessTestCase):
         self._start_processes(forkserver.get_context().Process)
 
     def _join_processes(self, fn: Callable[..., object]) -> None:
-        """torch looks at the processes ten times a second. This waits for what it looks for."""
-        deadline = time.monotonic() + common_distributed.get_timeout(self.id())
-        running = {process.sentinel: process for process in self.processes}
-        while running and (ended := connection.wait(list(running), max(0.0, deadline - time.monotonic()))):
-            codes = [running.pop(each).exitcode for each in ended]  # type: ignore[call-overload]
-            if self.TEST_ERROR_EXIT_CODE in codes:
-                break
-        super()._join_processes(fn)
+        """torch looks at the processes and sleeps in turn. Here the end of a process ends such a sleep."""
+        clock = types.SimpleNamespace(**{**vars(time), "sleep": self._wait})
+        with unittest.mock.patch.object(common_distributed, "time", clock):
+            super()._join_processes(fn)
+
+    def _wait(self, timeout: float) -> None:
+        running = [process.sentinel for process in self.processes if process.exitcode is None]
+        connection.wait(running, timeout)
 
 
 class MultiProcessTestCase(_ForkServerProcesses):

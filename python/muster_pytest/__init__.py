@@ -9,6 +9,7 @@ This package lies outside of `muster`, because pytest imports it in every run, a
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,6 +45,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     with contextlib.suppress(ForkServerError):  # it runs already
         forkserver.preload("muster_pytest._rank", *session.config.getini("ranks_preload"))
     forkserver.ensure_running()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """pytest_pyfunc_call() is not called for a TestCase, and a coroutine would be created but not run."""
+    if item.get_closest_marker("ranks") and not _is_plain_function(item):
+        pytest.fail("ranks() takes plain functions; for unittest.TestCase there is muster.testing", False)
+
+
+def _is_plain_function(item: pytest.Item) -> bool:
+    if type(item) is not pytest.Function:
+        return False
+    return not (inspect.iscoroutinefunction(item.obj) or inspect.isasyncgenfunction(item.obj))
 
 
 @pytest.hookimpl(tryfirst=True)

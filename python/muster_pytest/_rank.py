@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -29,14 +30,10 @@ def _minimal_config() -> pytest.Config:
     unneeded = [
         word for name in ("capture", "cacheprovider", "terminal", "faulthandler") for word in ("-p", f"no:{name}")
     ]
-    before = os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    try:
-        return _prepareconfig(["-c", os.devnull, "--rootdir=/", *unneeded])
-    finally:
-        del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
-        if before is not None:
-            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = before
+    with unittest.mock.patch.dict(os.environ, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"):
+        for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+            os.environ.pop(name, None)
+        return _prepareconfig(["-c", os.devnull, "--rootdir=/", "--noconftest", *unneeded])
 
 
 _config = _minimal_config()

@@ -105,7 +105,7 @@ def _captured(item: pytest.Function, rank: int) -> Iterator[list[Descriptor]]:
 class _Ranks:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._deadline = time.monotonic() + timeout + GRACE
+        self._deadline = 0.0
         self._processes: list[Any] = []
         self._pipes: list[connection.Connection] = []
         self._results: dict[int, Result] = {}  # in the order of arrival
@@ -123,6 +123,8 @@ class _Ranks:
                     process = context.Process(target=_main, args=(job, test, answer), name=f"rank {rank}")
                     process.start()
                     self._processes.append(process)
+        # The start of the first process may have waited for the fork server's imports.
+        self._deadline = time.monotonic() + self._timeout + GRACE
 
     def collect(self) -> None:
         """Waits for the results of all ranks until the deadline, or until shortly after the first failure."""
@@ -137,7 +139,7 @@ class _Ranks:
                     deadline = min(deadline, time.monotonic() + GRACE)
 
     def _result(self, rank: int) -> Result:
-        with contextlib.suppress(EOFError):
+        with contextlib.suppress(EOFError, OSError):  # OSError: it ended while it wrote
             result: Result = pickle.loads(self._pipes[rank].recv_bytes())
             if result.kind != "passed":
                 return result
@@ -167,7 +169,7 @@ class _Ranks:
 
     def _failure(self, rank: int) -> Outcome:
         result = self._results[rank]
-        exception = pickle.loads(result.exception) if result.exception else None
+        exception = _unpickled(result.exception) if result.exception else None
         reason = f"rank {rank} {result.line}" if result.longrepr is None else result.line
         title = f"rank {rank} failed first; the other ranks"
         if result.longrepr is None:
@@ -196,6 +198,15 @@ class _Ranks:
             process.kill()
         for process in self._processes:
             process.join(GRACE)
+
+
+def _unpickled(data: bytes) -> BaseException | None:
+    """None if this process cannot make the exception, although the rank can. Then its report is shown nevertheless."""
+    try:
+        exception: BaseException = pickle.loads(data)
+    except Exception:
+        return None
+    return exception
 
 
 def _main(job: Job, test: Test, answer: connection.Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -137,6 +138,18 @@ def test_exception_that_cannot_be_pickled():
         pass
     raise LocalError("local")
 
+def make_odd_error(text):
+    os.environ["RANK"]  # not set in pytest's process
+    return OddError(text)
+
+class OddError(Exception):
+    def __reduce__(self):
+        return make_odd_error, self.args
+
+@pytest.mark.ranks(2)
+def test_exception_that_only_ranks_can_unpickle():
+    raise OddError("odd")
+
 @pytest.fixture
 def lock():
     return threading.Lock()
@@ -153,7 +166,7 @@ def test_size():
 
 def test_failures_are_shown(suite: Callable[..., Job]) -> None:
     job = suite(FAILING)
-    assert counts(job) == {"failed": 7}, job.out
+    assert counts(job) == {"failed": 8}, job.out
     parts = re.split(r"^_{5,} (\w+) _{5,}$", job.out, flags=re.MULTILINE)
     shown = dict(zip(parts[1::2], parts[2::2], strict=True))
     first = shown["test_one_rank_fails"]
@@ -170,6 +183,7 @@ def test_failures_are_shown(suite: Callable[..., Job]) -> None:
     assert "rank 1 failed first; the other ranks -" in shown["test_skip_and_failure"]
     assert "\nrank 0: skipped\n" in shown["test_skip_and_failure"]
     assert "LocalError: local" in shown["test_exception_that_cannot_be_pickled"]
+    assert "OddError: odd" in shown["test_exception_that_only_ranks_can_unpickle"]
     assert "the value of 'lock' cannot be sent to the ranks: TypeError: cannot pickle" in shown["test_fixture"]
     assert "ranks() takes a number of ranks and a timeout above 0, not 0" in shown["test_size"]
 
@@ -214,6 +228,73 @@ def test_lost_and_late_ranks(suite: Callable[..., Job]) -> None:
     )
     assert "in test_late\n" in job.out  # the stack
     assert re.search(r"E +muster.errors.TimeoutError: .*rank 1", job.out), job.out
+
+
+SLOW_START = """
+@pytest.fixture
+def slow_start(monkeypatch):
+    \"\"\"The clock goes on by 100 s while the first rank starts.\"\"\"
+    import time
+    import types
+    from muster.forkserver import _client
+    from muster_pytest import _run
+    passed, fork = [], _client.Client.fork
+    def fork_slowly(*arguments):
+        passed[:] = [100.0]
+        return fork(*arguments)
+    monkeypatch.setattr(_client.Client, "fork", fork_slowly)
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed))
+    monkeypatch.setattr(_run, "time", clock)
+
+@pytest.mark.ranks(2)
+@pytest.mark.usefixtures("slow_start")
+def test_barrier():
+    dist.barrier()
+"""
+
+
+def test_the_deadline_begins_when_all_ranks_are_started(suite: Callable[..., Job]) -> None:
+    job = suite(SLOW_START)
+    assert counts(job) == {"passed": 1}, job.out
+
+
+REFUSED = """
+import unittest
+
+@pytest.mark.ranks(2)
+async def test_coroutine():
+    assert False
+
+class Cases(unittest.TestCase):
+    @pytest.mark.ranks(2)
+    def test_method(self):
+        pass
+"""
+
+
+@pytest.mark.parametrize("option", ["--color=no", "-n1"])
+def test_ranks_are_for_plain_functions(suite: Callable[..., Job], option: str) -> None:
+    job = suite(REFUSED, option)
+    assert job.process.returncode == pytest.ExitCode.TESTS_FAILED
+    for name in ("test_coroutine", "Cases::test_method"):
+        assert re.search(rf"^ERROR .*test_suite\.py::{name} - .*ranks\(\) takes plain functions", job.out, re.MULTILINE)
+    assert "2 errors in" in job.out, job.out
+
+
+def test_the_fork_server_reads_no_settings_of_pytest(
+    suite: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, imported = tmp_path / "suite", tmp_path / "imported"
+    folder.mkdir()
+    for name in ("conftest", "own_plugin"):
+        (folder / f"{name}.py").write_text(f"with open({str(imported)!r}, 'a') as file: print('{name}', file=file)\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("PYTEST_PLUGINS", "own_plugin")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-n0")  # of a plugin that the fork server does not load
+    job = suite("@pytest.mark.ranks(2)\ndef test_barrier(): dist.barrier()\n")
+    assert counts(job) == {"passed": 1}, job.out
+    assert sorted(imported.read_text().split()) == ["conftest", "own_plugin"]
 
 
 def test_other_runs_import_no_torch(suite: Callable[..., Job]) -> None:
