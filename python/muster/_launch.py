@@ -51,7 +51,13 @@ def _launch(options: list[str], entrypoint: Callable[..., Any], *args: Any) -> d
         command = [_program(), "run", "--until-stdin-ends", *options, "-m", WORKER, name]
         # If this process dies, the end of the pipe ends the job.
         with subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **environment}) as process:
-            status = process.wait()
+            assert process.stdin is not None
+            try:
+                status = process.wait()
+            except BaseException:  # such as KeyboardInterrupt: the workers must not outlive the folder
+                process.stdin.close()
+                process.wait()
+                raise
         if status != 0:
             failures = {rank: path.read_text() for rank, path in _of_last_generation(folder, "failure").items()}
             raise LaunchError(_report(status, failures, error_file), status, failures)
@@ -70,9 +76,12 @@ def _program() -> str:
 
 def _of_last_generation(folder: Path, kind: str) -> dict[int, Path]:
     """The files `KIND.GENERATION.RANK` of the workers, by rank. Before a restart, ranks may have left some too."""
-    files = {(int(path.suffixes[0][1:]), int(path.suffixes[1][1:])): path for path in folder.glob(f"{kind}.*.*")}
-    last = max((generation for generation, _ in files), default=0)
-    return {rank: path for (generation, rank), path in sorted(files.items()) if generation == last}
+    last = max((generation for generation, _ in _files(folder, "started")), default=0)
+    return {rank: path for (generation, rank), path in sorted(_files(folder, kind).items()) if generation == last}
+
+
+def _files(folder: Path, kind: str) -> dict[tuple[int, int], Path]:
+    return {(int(path.suffixes[0][1:]), int(path.suffixes[1][1:])): path for path in folder.glob(f"{kind}.*.*")}
 
 
 def _report(status: int, failures: dict[int, str], error_file: Path) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 def main(folder: Path) -> None:
     own = f"{os.environ['MUSTER_GENERATION']}.{os.environ['RANK']}"
+    (folder / f"started.{own}").touch()
     try:
         with (folder / "call").open("rb") as file:
             spawn.prepare(pickle.load(file))  # tidy: allow(pickle) from a folder that only this user can write

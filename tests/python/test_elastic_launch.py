@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from launching import is_gone, wait_until
+from launching import TIMEOUT, is_gone, wait_until
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -87,6 +87,18 @@ def test_results_are_those_of_the_last_restart() -> None:
     assert len(set(results.values())) == 1
 
 
+def fail_and_die() -> None:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise RuntimeError("the first time")
+    kill_one()
+
+
+def test_failures_are_those_of_the_last_restart() -> None:
+    with pytest.raises(muster.LaunchError, match="SIGKILL") as caught:
+        muster.elastic_launch(config(max_restarts=1), fail_and_die)()
+    assert caught.value.failures == {}
+
+
 def test_what_cannot_be_called_is_refused() -> None:
     unpicklable: Any = lambda: 1  # noqa: E731
     with pytest.raises((AttributeError, TypeError, RuntimeError, ValueError, OSError), match="pickle"):
@@ -103,12 +115,15 @@ import muster
 
 def double(number, wait):
     if wait:
+        signal.signal(signal.SIGTERM, lambda *_: None)  # only SIGKILL ends it
         print("pid", os.getpid(), flush=True)
-        signal.pause()
+        while True:
+            signal.pause()
     return 2 * number
 
 if __name__ == "__main__":
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=0)
+    config.shutdown_timeout = 1
     print(muster.elastic_launch(config, double)(21, len(sys.argv) > 1))
 """
 
@@ -123,11 +138,26 @@ def test_the_job_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(SCRIPT)
     with subprocess.Popen([sys.executable, script, "wait"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(2)]
+        workers = pids_of_two(process)
         process.kill()
-    workers = [int(re.findall(r"pid (\d+)", line)[0]) for line in lines]
     wait_until(lambda: all(map(is_gone, workers)))
+
+
+def test_an_interrupted_call_ends_when_its_job_has_ended(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(SCRIPT)
+    with subprocess.Popen([sys.executable, script, "wait"], stdout=subprocess.PIPE, text=True) as process:
+        workers = pids_of_two(process)
+        process.send_signal(signal.SIGINT)
+        process.wait(TIMEOUT)
+        assert all(map(is_gone, workers))
+    assert process.returncode != 0
+
+
+def pids_of_two(process: subprocess.Popen[str]) -> list[int]:
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(2)]
+    return [int(re.findall(r"pid (\d+)", line)[0]) for line in lines]
 
 
 def test_the_fields_of_a_config_become_options(tmp_path: Path) -> None:
