@@ -66,10 +66,12 @@ def process_group(
     """Forms a process group of `size` ranks that meet in `store`, without init_process_group(). For managers that
     replace ranks while a program runs, such as torchft.
 
-    Use the group's own methods (allreduce(), send(), ...), muster.group(), or torch.distributed's calls with group=.
-    torch.distributed does not list the group. abort() ends its pending calls at all ranks that can be reached. After
-    the death of a peer, call shutdown() and form the next group, of any size, with other processes or ranks: give each
-    try a store, or a prefix of one, that no other try has used (torch.distributed.PrefixStore).
+    Use the group's own methods (allreduce(), send(), ...), muster.group(), or torch.distributed's collectives of
+    tensors with group=, and group_src= or group_dst= instead of src= or dst=. torch.distributed does not list the
+    group: calls that look it up, such as get_backend() or all_gather_object, raise an error. abort() ends its
+    pending calls at all ranks that can be reached. After the death of a peer, call shutdown() and form the next group,
+    of any size, with other processes or ranks: give each try a store, or a prefix of one, that no other try has used
+    (torch.distributed.PrefixStore).
 
     store: any torch.distributed.Store.
     timeout: for forming the group, and for each operation without its own timeout; a number is in seconds.
@@ -112,14 +114,14 @@ def _options_of(given: object) -> Options:
     if given.backend == "muster":
         return Options(None if given._timeout == default_pg_timeout else given._timeout)
     warnings.warn(
-        f"pg_options are of the backend {given.backend!r}; this group's muster backend takes nothing from them",
+        f"pg_options belong to the backend {given.backend!r}; the muster backend ignores them",
         stacklevel=2,
     )
     return Options()
 
 
 def _two_timeouts(options: timedelta, argument: timedelta) -> str:
-    return f"pg_options say a timeout of {options} and the argument timeout= says {argument}: give one of them"
+    return f"pg_options.timeout is {options} but timeout= is {argument}: pass only one"
 
 
 def _store_of(store: Store, members: list[int]) -> Store:

@@ -30,8 +30,9 @@ def elastic_launch(config: LaunchConfig, entrypoint: Callable[..., Any]) -> Call
     On several nodes each node makes the same call. fn and args are pickled: fn is at the top of a module or of the
     script, which needs `if __name__ == "__main__":`, as with multiprocessing's start method "spawn".
 
-    config: torch's LaunchConfig. With max_nodes=1 nothing of the rendezvous is used. start_method and monitor_interval
-        have no effect: processes are as clean as spawned ones, and the end of one is noticed at once.
+    config: torch's LaunchConfig. With max_nodes=1 nothing of the rendezvous is used. start_method, monitor_interval,
+        log_line_prefix_template and metrics_cfg have no effect: processes are as clean as spawned ones, and the end of
+        one is noticed at once.
 
     Raises muster.LaunchError with the traceback of each rank that failed. If the calling process dies, the job ends.
     """

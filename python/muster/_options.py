@@ -21,8 +21,8 @@ class Options(Backend.Options):
     streams: the connections of one TCP link, 1 to 16, the same at all ranks (MUSTER_TCP_STREAMS).
     label: ranks with different labels count as ranks of different hosts (MUSTER_HOST_LABEL).
 
-    Groups that are split off the group, merged or shrunk inherit its options. Raises ValueError for a value that cannot
-    be.
+    Groups that are split off the group, merged or shrunk inherit its options. Raises ValueError for an invalid
+    value.
     """
 
     def __init__(

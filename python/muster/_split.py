@@ -63,7 +63,7 @@ def _check_ranks(lists: Sequence[Sequence[int]], size: int) -> None:
 
 
 def _unused_name(name: str) -> str:
-    """The members of a group have the same groups of this name, so they find the same number."""
+    """All members have the same groups with this name, so all choose the same number."""
     used, number = set(c10d._world.pg_names.values()), 0
     while f"{name}:{number}" in used:
         number += 1

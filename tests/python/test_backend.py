@@ -216,13 +216,13 @@ def with_options(rank: int) -> None:
     half_a_minute = timedelta(seconds=30)
     for options, error, text in [
         ({"transport": "tcp"}, TypeError, "pg_options=muster.Options(...), but was given {'transport': 'tcp'}"),
-        (Options("muster", half_a_minute), ValueError, "a timeout of 0:00:30 and the argument timeout= says 0:01:00"),
+        (Options("muster", half_a_minute), ValueError, "pg_options.timeout is 0:00:30 but timeout= is 0:01:00"),
     ]:
         with pytest.raises(error, match=re.escape(text)):
             dist.new_group(timeout=timedelta(minutes=1), pg_options=options)
     # These options are accepted: the ones that torch's own code passes on, and those for another backend of the group.
     dist.barrier(dist.new_group(timeout=half_a_minute, pg_options=Options("muster", half_a_minute)))
-    with pytest.warns(UserWarning, match="pg_options are of the backend 'gloo'"):
+    with pytest.warns(UserWarning, match="pg_options belong to the backend 'gloo'"):
         group = dist.new_group(pg_options=dist.ProcessGroupGloo._Options())  # type: ignore[attr-defined]
     dist.barrier(group)
 

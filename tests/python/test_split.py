@@ -59,7 +59,7 @@ def wrong_splits(rank: int) -> None:
         ({"split_ranks": [[0, 1]], "pg_options": muster.Options(transport="tcp")}, "has the transport of the group"),
         (
             {"split_ranks": [[0, 1]], "timeout": timedelta(seconds=5), "pg_options": muster.Options(timeout=6)},
-            "timeout of 0:00:06 and the argument timeout= says 0:00:05",
+            "pg_options.timeout is 0:00:06 but timeout= is 0:00:05",
         ),
     ]
     for arguments, text in cases:
