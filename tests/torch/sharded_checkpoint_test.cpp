@@ -2,16 +2,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "group/ranks.h"
+#include "muster/torch/checkpoint_file.h"
 #include "muster/torch/dcp/metadata.h"
 #include "muster/torch/exception.h"
 #include "torch/models.h"
@@ -73,8 +76,11 @@ TEST_F(ShardedCheckpoint, LoadsAtOtherNumbersOfRanks) {
   EXPECT_EQ(files(), (std::set<std::string>{".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp"}));
   use_rows(1, 11, table, false);
   use_rows(4, 2, table, false);
+  for (const char* name : {"__0_1.distcp.partial", "__7_4.distcp.partial"}) {
+    std::ofstream(path() + "/" + name) << "half";
+  }
   use_rows(2, 7, table, true);
-  EXPECT_EQ(files(), (std::set<std::string>{".metadata", "__0_1.distcp", "__1_1.distcp"})) << "the old one is gone";
+  EXPECT_EQ(files(), (std::set<std::string>{".metadata", "__0_5.distcp", "__1_5.distcp"})) << "the old ones are gone";
   use_rows(3, 4, table, false);
 }
 
@@ -109,8 +115,11 @@ TEST_F(ShardedCheckpoint, ErrorsReachAllRanksAndNameTheReason) {
     EXPECT_THAT(failure(at::ones({3, 2}), {rank, 0}), HasSubstr("two shards of 'table' overlap"));
     EXPECT_THAT(failure(at::ones({2, 2}, rank == 0 ? at::kFloat : at::kInt), {2 * rank, 0}),
                 HasSubstr("'table' is float32[4, 2] at one rank, and int32[4, 2] at another"));
+    EXPECT_THAT(failure(at::empty({2, 2}, rank == 0 ? at::kFloat : at::ScalarType::Bits8), {2 * rank, 0}),
+                HasSubstr("cannot be saved"));
     EXPECT_THROW(failure(at::ones({2, 2}), {3, 0}), c10::ValueError);
-    EXPECT_EQ(files().count(".metadata"), 0U);
+    value_or_throw(group.barrier().wait());
+    EXPECT_EQ(files(), std::set<std::string>()) << "failed saves leave nothing";
     EXPECT_EQ(failure(at::ones({2, 2}), {2 * rank, 0}), "nothing was thrown");
 
     const auto load_failure = [&](const std::string& name, const at::Tensor& tensor) {
@@ -129,6 +138,46 @@ TEST_F(ShardedCheckpoint, ErrorsReachAllRanksAndNameTheReason) {
     }
     EXPECT_THAT(load_failure("table", at::ones({4, 2})), HasSubstr("is truncated"));
   });
+}
+
+TEST_F(ShardedCheckpoint, RefusesChunksThatOverlap) {
+  test::run_group(2, "shm", [&](Group& group) {
+    ShardedState state;
+    state.add_shard("table", at::ones({2, 2}), {4, 2}, {2 * group.membership().rank, 0});
+    save_sharded(group, path(), state);
+  });
+  const at::Tensor bytes = read_file(path() + "/.metadata");
+  auto metadata = dcp::decode_metadata({bytes.const_data_ptr<uint8_t>(), bytes.nbytes()}).value();
+  for (dcp::Chunk& chunk : metadata.at("table").chunks) chunk.offsets[0] /= 2;  // rows 0 to 1, and 1 to 2
+  const Bytes changed = dcp::encode_metadata(metadata);
+  write_atomically(path() + "/.metadata", [&](const ByteSink& sink) { sink(changed.data(), changed.size()); });
+  test::run_group(1, "shm", [&](Group& group) {
+    ShardedState state;
+    state.add("table", at::zeros({4, 2}));
+    EXPECT_THAT(sharded_error_of([&] { load_sharded(group, path(), state); }), ::testing::HasSubstr("overlap"));
+  });
+}
+
+TEST_F(ShardedCheckpoint, DoesNotWaitForAFifo) {
+  std::filesystem::create_directories(path());
+  ASSERT_EQ(::mkfifo((path() + "/.metadata").c_str(), 0600), 0);
+  test::run_group(1, "shm", [&](Group& group) {
+    ShardedState state;
+    EXPECT_THAT(sharded_error_of([&] { load_sharded(group, path(), state); }), ::testing::HasSubstr("malformed"));
+  });
+}
+
+TEST_F(ShardedCheckpoint, AcceptsTheEnumeratorsOfPython311) {
+  dcp::Metadata metadata;
+  metadata["a"] = {"bcomplex32", {4, 2}, {{{0, 0}, {4, 2}, "__0_0.distcp", 0, 100}}};
+  std::string pickle = to_string(dcp::encode_metadata(metadata));
+  const std::string type = "ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n";
+  const std::string by_number = type + "J" + std::string(4, '\0') + "\x85R";
+  const size_t begin = pickle.find(by_number);
+  ASSERT_NE(begin, std::string::npos);
+  const std::string by_name = "cbuiltins\ngetattr\n" + type + "\x8c\x17" + "TORCH_CONTIGUOUS_FORMAT" + "\x86R";
+  pickle.replace(begin, by_number.size(), by_name);
+  EXPECT_EQ(dcp::decode_metadata(as_bytes(pickle)).value(), metadata);
 }
 
 TEST_F(ShardedCheckpoint, RefusesOtherClassesAndMalformedPickles) {

@@ -86,8 +86,9 @@ std::optional<Failure> first_failure(Group& group, const std::string& problem) {
   return Failure{rank, broadcast_text(group, problem, rank)};
 }
 
-void throw_if_any_failed(Group& group, const std::string& problem) {
+void throw_if_any_failed(Group& group, const std::string& problem, const std::function<void()>& undo) {
   if (const auto failure = first_failure(group, problem)) {
+    if (undo) undo();
     throw ErrorException({ErrorCode::kIo, c10::str("rank ", failure->rank, " ", failure->text), failure->rank});
   }
 }

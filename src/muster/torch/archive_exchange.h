@@ -34,7 +34,8 @@ struct Failure {
 /// The first rank whose `problem` is not empty, the same at all ranks.
 std::optional<Failure> first_failure(Group& group, const std::string& problem);
 /// If any rank has a problem, all ranks throw the same ErrorException with the first problem. So no rank continues
-/// alone and waits for the others.
-void throw_if_any_failed(Group& group, const std::string& problem);
+/// alone and waits for the others. Each rank runs `undo` before it throws this exception; an error of the group itself
+/// is thrown without it, because then the other ranks may have succeeded.
+void throw_if_any_failed(Group& group, const std::string& problem, const std::function<void()>& undo = {});
 
 }  // namespace muster

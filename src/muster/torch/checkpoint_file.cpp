@@ -61,7 +61,8 @@ void write_atomically(const std::string& path, const std::function<void(const By
 }
 
 at::Tensor read_file(const std::string& path) {
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // O_NONBLOCK: open() does not wait for the writer of a FIFO.
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat status {};
   if (!fd || ::fstat(fd.get(), &status) != 0) throw_errno(errno, "cannot read " + path);
   const at::Tensor bytes = at::empty({status.st_size}, at::kByte);

@@ -13,6 +13,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -90,9 +91,10 @@ void check_cover(const std::string& name, const dcp::Entry& entry) {
   if (missing != 0) throw std::runtime_error(c10::str("the shards of '", name, "' lack ", missing, " elements"));
 }
 
-/// The n of "__RANK_n.distcp".
+/// The n of "__RANK_n.distcp" and of "__RANK_n.distcp.partial", which a killed save leaves.
 std::optional<int64_t> number_of_file(std::string_view file) {
-  constexpr std::string_view kPrefix = "__", kSuffix = ".distcp";
+  constexpr std::string_view kPrefix = "__", kSuffix = ".distcp", kPartial = ".partial";
+  if (file.ends_with(kPartial)) file.remove_suffix(kPartial.size());
   if (!file.starts_with(kPrefix) || !file.ends_with(kSuffix)) return std::nullopt;
   file.remove_suffix(kSuffix.size());
   file.remove_prefix(file.rfind('_') + 1);
@@ -111,12 +113,15 @@ int64_t next_number(const std::string& directory) {
   return next;
 }
 
+/// Ignores errors, because a file that stays costs only space.
 void remove_other_files(const std::string& directory, int64_t number) {
-  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-    const auto of = number_of_file(entry.path().filename().string());
-    std::error_code ignored;  // a file that stays costs only space
-    if (of && *of != number) std::filesystem::remove(entry.path(), ignored);
-  }
+  (void)error_message_of([&] {
+    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+      const auto of = number_of_file(entry.path().filename().string());
+      std::error_code ignored;
+      if (of && *of != number) std::filesystem::remove(entry.path(), ignored);
+    }
+  });
 }
 
 /// Writes an archive as torch.save() does. Returns its length.
@@ -138,9 +143,9 @@ dcp::Metadata merge(const std::vector<at::Tensor>& parts) {
   dcp::Metadata merged;
   for (const at::Tensor& bytes : parts) {
     for (auto& [name, entry] : value_or_throw(dcp::decode_metadata(as_view(bytes)))) {
-      const auto [place, fresh] = merged.try_emplace(name, entry);
-      if (fresh) continue;
-      dcp::Entry& whole = place->second;
+      const auto [position, inserted] = merged.try_emplace(name, entry);
+      if (inserted) continue;
+      dcp::Entry& whole = position->second;
       if (whole.dtype != entry.dtype || whole.sizes != entry.sizes) {
         throw std::runtime_error(c10::str("'", name, "' is ", whole.dtype, at::IntArrayRef(whole.sizes),
                                           " at one rank, and ", entry.dtype, at::IntArrayRef(entry.sizes),
@@ -157,7 +162,7 @@ dcp::Metadata merge(const std::vector<at::Tensor>& parts) {
 class ArchiveFile final : public caffe2::serialize::ReadAdapterInterface {
  public:
   ArchiveFile(const std::string& path, const dcp::Chunk& chunk)
-      : fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)), position_(chunk.position), length_(chunk.length) {
+      : fd_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)), position_(chunk.position), length_(chunk.length) {
     struct stat status {};
     if (!fd_ || ::fstat(fd_.get(), &status) != 0) throw_errno(errno, "cannot read " + path);
     if (position_ + length_ > status.st_size) throw std::runtime_error(path + " is truncated");
@@ -277,9 +282,13 @@ class ShardReader {
   void read_tensor(const ShardedState::Part& part, const dcp::Entry& entry) const {
     const Box own{part.offsets, part.tensor.sizes().vec()};
     int64_t missing = part.tensor.numel();
+    std::vector<Box> loaded;
     for (const dcp::Chunk& chunk : entry.chunks) {
       const auto common = missing > 0 ? intersection(own, box_of(chunk)) : std::nullopt;
       if (!common) continue;
+      for (const Box& box : loaded) {
+        if (intersection(box, *common)) throw std::runtime_error("chunks of the checkpoint overlap");
+      }
       at::Tensor target = part.tensor.detach();
       Box within{common->offsets, common->sizes};
       for (size_t i = 0; i < within.sizes.size(); ++i) {
@@ -288,6 +297,7 @@ class ShardReader {
       }
       read_box(chunk, within, entry.dtype, target);
       missing -= common->volume();
+      loaded.push_back(*common);
     }
     if (missing != 0) throw std::runtime_error("the chunks of the checkpoint do not cover it");
   }
@@ -370,44 +380,50 @@ ShardedState& ShardedState::add_shard(std::string name, at::Tensor shard, std::v
 
 void save_sharded(Group& group, const std::string& directory, const ShardedState& state) {
   const GroupSpec& self = group.membership();
-  const auto agree = [&](const std::string& problem) {
-    throw_if_any_failed(group, problem.empty() ? "" : "could not save the checkpoint " + directory + ": " + problem);
+  const auto check_all = [&](const std::string& problem, const std::function<void()>& undo = {}) {
+    throw_if_any_failed(group, problem.empty() ? "" : "could not save the checkpoint " + directory + ": " + problem,
+                        undo);
   };
   const ShardWriter writer(state, self);
   const bool alike = broadcast_text(group, writer.names(), 0) == writer.names();
-  agree(alike ? "" : "its state has other whole tensors and numbers than rank 0: " + writer.names());
+  check_all(alike ? "" : "its state has other whole tensors and numbers than rank 0: " + writer.names());
 
   const at::Tensor number = at::zeros({}, at::kLong);
-  agree(self.rank != 0 ? "" : error_message_of([&] {
+  check_all(self.rank != 0 ? "" : error_message_of([&] {
     std::filesystem::create_directories(directory);
     number.fill_(next_number(directory));
   }));
   broadcast(group, number, 0);
 
+  const std::string file = c10::str("__", self.rank, "_", number.item<int64_t>(), ".distcp");
+  const auto remove_own = [&] { ::unlink((directory + "/" + file).c_str()); };
   at::Tensor written;
-  agree(error_message_of([&] {
-    const std::string file = c10::str("__", self.rank, "_", number.item<int64_t>(), ".distcp");
+  const std::string problem = error_message_of([&] {
     const Bytes encoded = dcp::encode_metadata(writer.write(directory, file));
     written = at::empty({static_cast<int64_t>(encoded.size())}, at::kByte);
     std::memcpy(written.mutable_data_ptr(), encoded.data(), encoded.size());
-  }));
+  });
+  check_all(problem, remove_own);
   const std::vector<at::Tensor> all = gather_bytes(group, written, 0);
-  agree(self.rank != 0 ? "" : error_message_of([&] {
-    const Bytes encoded = dcp::encode_metadata(merge(all));
-    write_atomically(metadata_path(directory), [&](const ByteSink& sink) { sink(encoded.data(), encoded.size()); });
+  Bytes merged;
+  const auto encode = [&] { merged = dcp::encode_metadata(merge(all)); };
+  check_all(self.rank != 0 ? "" : error_message_of(encode), remove_own);
+  // From here on no rank removes its file: a failed write may have replaced `.metadata`.
+  check_all(self.rank != 0 ? "" : error_message_of([&] {
+    write_atomically(metadata_path(directory), [&](const ByteSink& sink) { sink(merged.data(), merged.size()); });
     remove_other_files(directory, number.item<int64_t>());
   }));
 }
 
 void load_sharded(Group& group, const std::string& directory, ShardedState& state) {
-  const auto agree = [&](const std::string& problem) {
+  const auto check_all = [&](const std::string& problem) {
     throw_if_any_failed(group, problem.empty() ? "" : "could not load the checkpoint " + directory + ": " + problem);
   };
   at::Tensor bytes;
   const bool reads = group.membership().rank == 0;
-  agree(!reads ? "" : error_message_of([&] { bytes = read_file(metadata_path(directory)); }));
+  check_all(!reads ? "" : error_message_of([&] { bytes = read_file(metadata_path(directory)); }));
   bytes = broadcast_bytes(group, bytes, 0);
-  agree(error_message_of([&] {
+  check_all(error_message_of([&] {
     const at::NoGradGuard no_grad;
     ShardReader(directory, value_or_throw(dcp::decode_metadata(as_view(bytes)))).read_all(state);
   }));

@@ -36,13 +36,16 @@ constexpr std::string_view kOrderedDict = "collections.OrderedDict";
 constexpr std::string_view kClasses[] = {
     kMetadata, kTensorStorage, kBytesStorage, kChunkStorage, kProperties, kMemoryFormat, kIndex, kStorageInfo, kLayout,
     kSize, kRebuild2, kRebuild3, kUntyped, kOrderedDict,
+    // Python 3.11.0 to 3.11.4 makes an enumerator of getattr and its name. Nothing is called, and the memory format is
+    // not read.
+    "builtins.getattr",
     // In the attributes that describe the checkpoint itself, which are not read.
     "torch.distributed.checkpoint.metadata.StorageMeta", "pathlib.PosixPath", "pathlib.WindowsPath",
     "pathlib._local.PosixPath", "pathlib._local.WindowsPath",
     // dtypes
     "torch.uint8", "torch.int8", "torch.int16", "torch.int32", "torch.int64", "torch.float16", "torch.float32",
-    "torch.float64", "torch.complex32", "torch.complex64", "torch.complex128", "torch.bool", "torch.bfloat16",
-    "torch.float8_e5m2", "torch.float8_e4m3fn", "torch.float8_e5m2fnuz", "torch.float8_e4m3fnuz",
+    "torch.float64", "torch.complex32", "torch.bcomplex32", "torch.complex64", "torch.complex128", "torch.bool",
+    "torch.bfloat16", "torch.float8_e5m2", "torch.float8_e4m3fn", "torch.float8_e5m2fnuz", "torch.float8_e4m3fnuz",
     "torch.float8_e8m0fnu", "torch.uint16", "torch.uint32", "torch.uint64", "torch.float4_e2m1fn_x2",
     // storages
     "torch.ByteStorage", "torch.CharStorage", "torch.ShortStorage", "torch.IntStorage", "torch.LongStorage",
