@@ -28,10 +28,10 @@ int unused_port() {
   return ntohs(address.sin_port);
 }
 
-void set_job(int rank, int size, int port) {
+void set_job(int rank, int size, int port, const char* host = "127.0.0.1") {
   ::setenv("RANK", std::to_string(rank).c_str(), 1);
   ::setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
-  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  ::setenv("MASTER_ADDR", host, 1);
   ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
 }
 
@@ -57,7 +57,8 @@ int join_and_reduce(int size) {
   return sum == size * (size - 1) / 2 ? 0 : 6;
 }
 
-TEST_F(JoinJob, RankZeroServesTheStoreWithoutALauncher) {
+/// Runs a job in processes of its own.
+void run_job(const char* host) {
   constexpr int kSize = 3;
   const int port = unused_port();
   std::vector<pid_t> children;
@@ -65,7 +66,7 @@ TEST_F(JoinJob, RankZeroServesTheStoreWithoutALauncher) {
     const pid_t child = ::fork();
     if (child == 0) {
       ::alarm(120);
-      set_job(rank, kSize, port);
+      set_job(rank, kSize, port, host);
       std::_Exit(join_and_reduce(kSize));
     }
     children.push_back(child);
@@ -76,6 +77,10 @@ TEST_F(JoinJob, RankZeroServesTheStoreWithoutALauncher) {
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
   }
 }
+
+TEST_F(JoinJob, RankZeroServesTheStoreWithoutALauncher) { run_job("127.0.0.1"); }
+
+TEST_F(JoinJob, MasterAddrMayBeAName) { run_job("localhost"); }
 
 TEST_F(JoinJob, ErrorsNameTheVariable) {
   const auto message = [] {
