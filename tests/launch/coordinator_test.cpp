@@ -168,6 +168,19 @@ TEST_F(Coordinators, AddAndRemoveNodesOfAnElasticJob) {
   EXPECT_TRUE(coordinator_->await_all_left(0, soon()));
 }
 
+TEST_F(Coordinators, SayAfterAllEventsWhetherTheJobIsOver) {
+  start(2, 3, /*max_restarts=*/0);
+  add("a", 2, 3);
+  add("b", 2, 3);
+  for (auto& agent : agents_) agent->start();
+  EXPECT_FALSE(coordinator_->await_over(soon()));
+  agents_[0]->send(NodeEvent::Kind::kLeave, "it is taken away");
+  ASSERT_TRUE(agents_[0]->flush());
+  EXPECT_TRUE(coordinator_->await_over(soon())) << "fewer than two nodes are left";
+  for (auto& agent : agents_) EXPECT_EQ(agent->next().first.outcome.report, "it is taken away");
+  leave_job();
+}
+
 TEST_F(Coordinators, PersistTheRestartCount) {
   const auto persisted_state = memory_store();
   start(1, 1, /*max_restarts=*/2, {persisted_state.get(), nullptr});

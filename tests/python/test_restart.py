@@ -305,6 +305,16 @@ def test_a_root_that_gets_sigterm_hands_over(node: Node, external_store: list[st
         assert job.left_behind() == []
 
 
+def test_a_root_that_gets_sigterm_before_the_start_ends_the_job(node: Node, external_store: list[str]) -> None:
+    words = ("--nnodes=2:3", "--rdzv-conf=last_call_timeout=100", *external_store)
+    root = node(*words, endpoint=False)
+    root.expect("1 of at least 2 nodes are here")
+    other = node(*words, endpoint=False)
+    other.expect("2 of at most 3 nodes are here")
+    root.send(signal.SIGTERM)
+    assert [root.finish(), other.finish()] == [143, 143], other.err
+
+
 def test_the_last_node_that_gets_sigterm_ends_the_job(node: Node, external_store: list[str]) -> None:
     words = ("--nnodes=2:3", "--rdzv-conf=last_call_timeout=0", *external_store)
     jobs = [node(*words, endpoint=False) for _ in range(2)]

@@ -276,10 +276,7 @@ int Agent::run() {
   supervisor_.reset();  // restores the default effect of signals
   for (const int number : kForwardedSignals)
     if (!options_.ends_job(number)) ::signal(number, SIG_IGN);  // there is no worker any more that could get it
-  if (state_.hands_over()) {
-    root_.hand_over();
-    return outcome.status;
-  }
+  if (state_.hands_over() && root_.hand_over()) return outcome.status;
   // Nodes that have not joined yet must hear that the command of this node cannot run.
   root_.leave(command_ ? 0 : options_.nnodes_min, options_.shutdown_timeout + options_.close_timeout);
   return outcome.status;

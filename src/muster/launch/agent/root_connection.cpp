@@ -6,7 +6,7 @@ namespace muster {
 namespace {
 
 constexpr Duration kShutdownTime = std::chrono::seconds(2);  // for the last messages to a root that may be lost
-constexpr Duration kTierPause = std::chrono::milliseconds(20);
+constexpr Duration kPause = std::chrono::milliseconds(20);   // of the loop, in a wait for other nodes
 
 }  // namespace
 
@@ -90,8 +90,9 @@ void RootConnection::join(NodeInfo node) {
   if (client_) client_->join(std::move(node));
 }
 
-void RootConnection::hand_over() {
-  if (client_) (void)client_->flush(Deadline::after(kShutdownTime));
+bool RootConnection::hand_over() {
+  const Deadline deadline = Deadline::after(kShutdownTime);
+  return !(client_ && client_->flush(deadline) && coordinator_ && coordinator_->await_over(deadline));
 }
 
 void RootConnection::leave(int expected, Duration patience) {
@@ -102,8 +103,13 @@ void RootConnection::leave(int expected, Duration patience) {
   const Deadline deadline = Deadline::after(kLeaveTime);
   const auto has_tier_below = [this] { return node_.server->stat().clients > 1; };
   if (options_.store_fanout > 0 && !coordinator_)
-    while (node_.server && has_tier_below() && !deadline.passed()) loop_.run_once(Deadline::after(kTierPause));
-  if (heard && coordinator_) (void)coordinator_->await_all_left(expected, Deadline::after(patience));
+    while (node_.server && has_tier_below() && !deadline.passed()) loop_.run_once(Deadline::after(kPause));
+  if (!heard || !coordinator_) return;
+  const Deadline end = Deadline::after(patience);
+  const auto all_left = [&] {
+    return coordinator_->await_all_left(expected, end.or_sooner(end.clock().now() + kPause));
+  };
+  while (!all_left() && !end.passed()) loop_.poll();
 }
 
 }  // namespace muster

@@ -43,8 +43,9 @@ class RootConnection {
   void send(NodeEvent event);
   void publish(const Key& key, const std::string& json);
   void join(NodeInfo node);
-  /// Sends what is queued. Then disconnect() makes another node the root.
-  void hand_over();
+  /// Sends what is queued. Then disconnect() makes another node the root. False if the job is over: then call leave(),
+  /// so that the other nodes hear the outcome.
+  bool hand_over();
   /// Tells the root that this node no longer needs it, and waits until no other node needs this node. The root waits
   /// until `expected` nodes have received the outcome, at most for `patience`.
   void leave(int expected, Duration patience);

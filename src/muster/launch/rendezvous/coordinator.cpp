@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "muster/base/log.h"
 
@@ -14,6 +15,7 @@ constexpr Duration kStoreTime = std::chrono::seconds(30);  // for one request to
 constexpr Duration kDeleteTime = std::chrono::seconds(1);
 constexpr size_t kKeysPerRequest = 4096;
 constexpr size_t kDeletedAtOnce = 256;
+constexpr std::string_view kStopMark = "stop", kOverMark = "over?";  // in the inbox, from this process
 
 Deadline store_deadline() { return Deadline::after(kStoreTime); }
 
@@ -53,7 +55,7 @@ Coordinator::Coordinator(std::unique_ptr<Store> store, const std::string& run_id
 
 Coordinator::~Coordinator() {
   stop_ = true;
-  (void)store_->queue_push(keys_.inbox(), as_bytes("stop"), store_deadline());  // ends the thread's wait
+  (void)store_->queue_push(keys_.inbox(), as_bytes(kStopMark), store_deadline());  // ends the thread's wait
   thread_.join();
 }
 
@@ -73,14 +75,7 @@ Result<> Coordinator::step() {
   if (stop_) return {};
   if (!received) MUSTER_TRY(delete_some());
   const TimePoint now = steady_clock().now();
-  if (received) {
-    const auto event = parse_node_event(*received);
-    if (!event) {
-      log(LogLevel::kWarning, event.error().message);
-    } else {
-      MUSTER_TRY(publish(rendezvous_.handle(*event, now)));
-    }
-  }
+  if (received) MUSTER_TRY(handle(*received, now));
   if (now >= rendezvous_.next_tick()) {
     MUSTER_TRY(publish(rendezvous_.tick(now)));
     MUSTER_TRY(publish_nodes());
@@ -89,6 +84,19 @@ Result<> Coordinator::step() {
   const std::lock_guard lock(mutex_);
   departed_ = rendezvous_.departed();
   changed_.notify_all();
+  return {};
+}
+
+Result<> Coordinator::handle(ByteView bytes, TimePoint now) {
+  if (to_string(bytes) == kOverMark) {
+    const std::lock_guard lock(mutex_);
+    over_ = rendezvous_.over();
+    changed_.notify_all();
+    return {};
+  }
+  const auto event = parse_node_event(bytes);
+  if (event) return publish(rendezvous_.handle(*event, now));
+  log(LogLevel::kWarning, event.error().message);
   return {};
 }
 
@@ -175,6 +183,18 @@ bool Coordinator::await_all_left(int expected, const Deadline& deadline) {
   while (departed_ < expected && !deadline.passed())
     changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
   return departed_ >= expected;
+}
+
+bool Coordinator::await_over(const Deadline& deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    over_.reset();
+  }
+  if (!store_->queue_push(keys_.inbox(), as_bytes(kOverMark), deadline)) return false;
+  std::unique_lock lock(mutex_);
+  while (!over_ && !deadline.passed())
+    changed_.wait_for(lock, std::min<Duration>(deadline.left(), std::chrono::hours(1)));
+  return over_.value_or(false);
 }
 
 }  // namespace muster

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "muster/launch/rendezvous/rendezvous.h"
@@ -22,7 +23,7 @@ class Coordinator {
     Store* persisted_state = nullptr;
     const TtlLock* claim = nullptr;  ///< to be the root; null if no other node can become the root
   };
-  /// `store`: a handle to the job's store that only this thread uses. `failed`: called on the coordinator's thread when
+  /// `store`: a handle to the job's store that only this object uses. `failed`: called on the coordinator's thread when
   /// the store or the claim was lost. The coordinator makes no more decisions then.
   static Result<std::unique_ptr<Coordinator>> start(std::unique_ptr<Store> store, const std::string& run_id,
                                                     RendezvousOptions options, Failover failover,
@@ -35,12 +36,15 @@ class Coordinator {
   /// Waits until the job is over, at least `expected` nodes know this, and no node needs the store. False at the
   /// deadline. Thread-safe.
   bool await_all_left(int expected, const Deadline& deadline);
+  /// True if the job is over after all events that are in the inbox now. False at the deadline. Thread-safe.
+  bool await_over(const Deadline& deadline);
 
  private:
   Coordinator(std::unique_ptr<Store> store, const std::string& run_id, const RendezvousOptions& options,
               Failover failover, std::function<void(const Error&)> failed);
   void run();
   Result<> step();
+  Result<> handle(ByteView bytes, TimePoint now);
   Result<> publish(const std::vector<JobEvent>& events);
   Result<> publish_start();
   Result<> publish_nodes();
@@ -55,9 +59,10 @@ class Coordinator {
   int64_t event_count_ = 0;        // events written so far, also the number of the last event
   std::vector<Key> garbage_keys_;  // keys of old generations; deleted when the inbox is empty
   std::atomic<bool> stop_ = false;
-  std::mutex mutex_;  // guards departed_
+  std::mutex mutex_;  // guards departed_ and over_
   std::condition_variable changed_;
-  int departed_ = -1;  // how many nodes have left; set when all have left
+  int departed_ = -1;         // how many nodes have left; set when all have left
+  std::optional<bool> over_;  // the answer to await_over()
   std::thread thread_;
 };
 
