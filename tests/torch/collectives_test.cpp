@@ -151,8 +151,9 @@ TEST(AsyncCollectives, CompleteWhenThePeerHasCalled) {
       polled.count_down();
       EXPECT_EQ(pending.wait().sum().item<float>(), 20);
       EXPECT_TRUE(pending.is_completed());
-      const AsyncWork received = async::recv(group, at::empty({2}), 1, 7);
-      EXPECT_EQ(received.wait().sum().item<float>(), 2);
+      const AsyncWork received = async::recv(group, at::empty({2}), kAnyRank, 7);
+      EXPECT_EQ(received.wait(Duration::max()).sum().item<float>(), 2);
+      EXPECT_EQ(received.source(), 1);
     } else {
       polled.wait();
       async::all_reduce(group, ones);  // continues without its handle

@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "muster/torch/c10d/arguments.h"
 #include "muster/torch/c10d/tensor_request.h"
 #include "muster/torch/c10d/work.h"
@@ -142,7 +145,10 @@ Rank recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag, const CallOpt
 void barrier(Group& group, const CallOptions& options) { value_or_throw(group.barrier(options).wait()); }
 
 at::Tensor AsyncWork::wait(Duration timeout) const {
-  work_->wait(std::chrono::ceil<std::chrono::milliseconds>(timeout));
+  // Not ceil(), which overflows for Duration::max(). Zero means the call's own timeout.
+  auto whole = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+  if (timeout > Duration::zero()) whole = std::max(whole, std::chrono::milliseconds(1));
+  work_->wait(whole);
   return result_;
 }
 

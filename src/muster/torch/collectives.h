@@ -76,16 +76,19 @@ class AsyncWork {
 
   /// True once wait() would return or throw at once.
   bool is_completed() const { return work_->isCompleted(); }
-  /// Returns the result of the call, as its blocking form does; the tensor itself for calls that work in place. Throws
-  /// the call's error, or kTimeout if `timeout` passes first; the call then continues. Zero: the call's own timeout.
+  /// Returns the result of the call, as its blocking form does; the tensor for recv() and calls that work in place.
+  /// Throws the call's error, or kTimeout if `timeout` passes first; the call then continues. Zero: the call's own
+  /// timeout.
   at::Tensor wait(Duration timeout = Duration::zero()) const;
+  /// The rank that a recv() got its message from, once wait() has returned.
+  Rank source() const { return work_->sourceRank(); }
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
   at::Tensor result_;
 };
 
-/// The calls above as calls that return at once. No thread may use their tensors until wait() has returned.
+/// Most calls above as calls that return at once. No thread may use their tensors until wait() has returned.
 namespace async {
 
 AsyncWork all_reduce(Group& group, at::Tensor tensor, ReduceOp op = ReduceOp::kSum, const CallOptions& options = {});
