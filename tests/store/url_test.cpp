@@ -49,7 +49,7 @@ TEST(Url, RefusesInvalidUrlsAndHidesThePassword) {
 
 TEST(OpenStore, ListsTheKnownUrls) {
   const Deadline soon = Deadline::after(60s);
-  expect_error(open_store("gopher://me:hidden@host", {}, soon), ErrorCode::kInvalidArgument, "redis://host:port");
+  expect_error(open_store("gopher://me:hidden@host", {}, soon), ErrorCode::kInvalidArgument, "redis[s]://host:port");
   expect_error(open_store("redis://a,b", {}, soon), ErrorCode::kInvalidArgument, "one host");
   expect_error(open_store("redis://a/?nothing=1", {}, soon), ErrorCode::kInvalidArgument, "nothing");
 }

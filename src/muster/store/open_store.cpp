@@ -39,8 +39,8 @@ Result<std::unique_ptr<Store>> open_store(const std::string& url, ByteView secre
   if (url.starts_with("etcd://") || url.starts_with("etcds://")) return etcd_store(url, deadline);
   return fail(ErrorCode::kInvalidArgument,
               "there is no store at \"" + without_password(url) +
-                  "\"; a store's URL is tcp://host:port, unix:/path, unix:@name, redis://host:port, etcd://host:port, "
-                  "file:///path or memory:");
+                  "\"; a store's URL is tcp://host:port, unix:/path, unix:@name, redis[s]://host:port, "
+                  "etcd[s]://host:port, file:///path or memory:");
 }
 
 Result<std::unique_ptr<Store>> store_from_environment(const Deadline& deadline) {

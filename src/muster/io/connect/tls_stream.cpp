@@ -195,7 +195,8 @@ class TlsStream final : public Stream {
 
   static Error describe_handshake(int reason, const char* text) {
     const bool too_old = reason == SSL_R_UNSUPPORTED_PROTOCOL || reason == SSL_R_TLSV1_ALERT_PROTOCOL_VERSION;
-    return {ErrorCode::kProtocol, fmt::format("the peer does not speak TLS{}: {}", too_old ? " 1.3" : "", text)};
+    const char* what = too_old ? "the peer's TLS version is too old" : "the peer does not speak TLS";
+    return {ErrorCode::kProtocol, fmt::format("{}: {}", what, text)};
   }
 
   const pid_t process_ = getpid();

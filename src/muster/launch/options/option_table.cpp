@@ -35,7 +35,7 @@ constexpr OptionRow kTable[] = {
      "static, c10d, parallel: the job's own store at node 0; redis, etcd, file: that server or file",
      &Raw::rdzv_backend},
     {kRendezvous, "--rdzv-endpoint", "HOST[:PORT]|URL",
-     "address of node 0, or redis://HOST:PORT, etcd://HOST:PORT, file:///PATH", &Raw::rdzv_endpoint},
+     "address of node 0, or redis[s]://HOST:PORT, etcd[s]://HOST:PORT, file:///PATH", &Raw::rdzv_endpoint},
     {kRendezvous, "--rdzv-id", "NAME", "the job's name, the same on all nodes", &Raw::rdzv_id},
     {kRendezvous, "--rdzv-conf", "KEY=VALUE,...",
      "join_timeout, last_call_timeout, heartbeat_timeout (seconds), is_host, ...", &Raw::rdzv_conf},
