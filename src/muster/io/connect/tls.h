@@ -29,7 +29,7 @@ class TlsContext {
   /// kInvalidArgument when only some are.
   static Result<std::shared_ptr<TlsContext>> from_environment();
   /// For clients of servers that are not muster's, over TLS 1.2 or newer. The server's certificate must be signed by
-  /// `ca_file`, or by an authority that this system trusts if there is none. The own certificate may be empty.
+  /// `ca_file`, or by an authority that this system trusts if there is none. The client's certificate is optional.
   static Result<std::shared_ptr<TlsContext>> load_client(const TlsFiles& files);
   explicit TlsContext(std::shared_ptr<ssl_ctx_st> context) : context_(std::move(context)) {}
 

@@ -179,7 +179,7 @@ void JobRendezvous::settle_duplicates(const std::string& holder, bool holder_liv
   if (!holder_lives) start_when_complete(now);
 }
 
-// True if a node waits that can have a place.
+// True if a waiting node fits into the generation.
 bool JobRendezvous::has_room() const {
   const int members = static_cast<int>(assignments_.size());
   return members < options_.max_nodes && eligible() > members;

@@ -1,10 +1,12 @@
 #include "muster/launch/workers/worker_environment.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <string_view>
 
+#include "muster/io/address.h"
 #include "muster/launch/options/option_values.h"
 
 namespace muster {
@@ -18,12 +20,6 @@ std::string device_of(int local_rank, const Environment& base) {
   const auto devices = split_list(visible->second);
   return static_cast<size_t>(local_rank) < devices.size() ? devices[static_cast<size_t>(local_rank)] : "";
 }
-
-struct Endpoint {
-  std::string addr;
-  uint16_t port = 0;
-  std::string to_string() const { return addr + ":" + std::to_string(port); }
-};
 
 // The port of node 0's store. With an external store that port is any free one, so all nodes use torchrun's default.
 uint16_t master_port(const RunOptions& options) {
@@ -45,9 +41,9 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
   const Placement& placement = job.placement;
   const std::string rank = std::to_string(placement.first_rank + local_rank);
   // Clients of PyTorch's TCPStore reach the job's store through a loopback port of their node.
-  const Endpoint proxy{"127.0.0.1", job.torch_port};
+  const HostPort proxy{"127.0.0.1", job.torch_port};
   const bool reachable = options.reachable_master_addr && options.nnodes_max > 1;
-  const Endpoint master = reachable ? Endpoint{job.node0_addr, master_port(options)} : proxy;
+  const HostPort master = reachable ? HostPort{job.node0_addr, master_port(options)} : proxy;
   const Environment fixed = {
       {"LOCAL_RANK", std::to_string(options.virtual_local_rank ? 0 : local_rank)},
       {"RANK", rank},
@@ -58,7 +54,7 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
       {"WORLD_SIZE", std::to_string(placement.world_size)},
       {"ROLE_WORLD_SIZE", std::to_string(placement.role_world_size)},
       {"GROUP_WORLD_SIZE", std::to_string(placement.nnodes)},
-      {"MASTER_ADDR", master.addr},
+      {"MASTER_ADDR", master.host},
       {"MASTER_PORT", std::to_string(master.port)},
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.restart_count)},
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options.max_restarts)},
@@ -75,7 +71,9 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
   if (options.replace_gloo) base["MUSTER_REPLACE"] = "gloo";
   // python/muster/_torch_patches.py reads it.
   base.erase("MUSTER_TCPSTORE_REDIRECT");
-  if (reachable) base["MUSTER_TCPSTORE_REDIRECT"] = master.to_string() + "=" + proxy.to_string();
+  if (reachable) {
+    base["MUSTER_TCPSTORE_REDIRECT"] = fmt::format("{}:{}={}:{}", master.host, master.port, proxy.host, proxy.port);
+  }
   if (!job.interface.empty()) base["MUSTER_INTERFACE"] = job.interface;
   return shared_environment(std::move(base), job.cpus, placement.nproc);
 }
