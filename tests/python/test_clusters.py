@@ -164,6 +164,8 @@ def test_the_pods_of_a_manifest_are_one_job(
     root: Path, path: str, monkeypatch: pytest.MonkeyPatch, pods_of: Callable[[], list[Pod]]
 ) -> None:
     monkeypatch.chdir(root / "examples/python")  # as the image's working directory
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):  # torch's own tests set them in this process
+        monkeypatch.delenv(name, raising=False)
     pods = pods_of()
     with hosts_on_a_switch(len(pods), [pod.dns_name for pod in pods]) as hosts:
         running = [
