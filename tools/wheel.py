@@ -46,17 +46,9 @@ def build(python: Path, name: str) -> Path:
     variables = {**os.environ, "CXX": os.environ.get("CXX", "c++")}
     for stale in folder.glob("*.whl"):
         stale.unlink()
-    pip = [
-        str(python),
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--no-build-isolation",
-    ]
-    subprocess.run([*pip, f"-Cbuild-dir={folder}/tree", "--wheel-dir", folder, ROOT], env=variables, check=True)
+    options = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+    words: list[str | Path] = [python, *options, f"-Cbuild-dir={folder}/tree", "--wheel-dir", folder, ROOT]
+    subprocess.run(words, env=variables, check=True)
     (built,) = folder.glob("torch_muster-*.whl")
     return built
 

@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from muster._programs import find_program
 from muster.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _launch(options: list[str], entrypoint: Callable[..., Any], *args: Any) -> d
         (folder / "call").write_bytes(pickle.dumps(main) + pickle.dumps((entrypoint, args)))
         error_file = folder / "error.json"
         environment = {"MUSTER_PYTHON": sys.executable, "TORCHELASTIC_ERROR_FILE": str(error_file)}
-        command = [_program(), "run", "--until-stdin-ends", *options, "-m", WORKER, name]
+        command = [find_program("muster"), "run", "--until-stdin-ends", *options, "-m", WORKER, name]
         # If this process dies, the end of the pipe ends the job.
         with subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **environment}) as process:
             assert process.stdin is not None
@@ -65,14 +65,6 @@ def _launch(options: list[str], entrypoint: Callable[..., Any], *args: Any) -> d
         results = _of_last_generation(folder, "result")
         # tidy: allow(pickle) from a folder that only this user can write
         return {rank: pickle.loads(path.read_bytes()) for rank, path in results.items()}
-
-
-def _program() -> str:
-    folders = [str(Path(program).parent) for program in (os.environ.get("MUSTER_BIN", sys.executable), sys.executable)]
-    found = shutil.which("muster", path=os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)]))
-    if found is None:
-        raise FileNotFoundError(f"there is no program muster beside {sys.executable} or on PATH")
-    return found
 
 
 def _of_last_generation(folder: Path, kind: str) -> dict[int, Path]:

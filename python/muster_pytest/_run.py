@@ -169,7 +169,7 @@ class _Ranks:
 
     def _failure(self, rank: int) -> Outcome:
         result = self._results[rank]
-        exception = _unpickled(result.exception) if result.exception else None
+        exception = _unpickled(result.exception)
         reason = f"rank {rank} {result.line}" if result.longrepr is None else result.line
         title = f"rank {rank} failed first; the other ranks"
         if result.longrepr is None:
@@ -201,7 +201,7 @@ class _Ranks:
 
 
 def _unpickled(data: bytes) -> BaseException | None:
-    """None if this process cannot make the exception, although the rank can. Then its report is shown nevertheless."""
+    """None if there is none, or this process cannot make it, although the rank can. The rank's report is shown."""
     try:
         exception: BaseException = pickle.loads(data)
     except Exception:

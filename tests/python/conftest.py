@@ -157,6 +157,22 @@ def launch(muster: str, run_environment: dict[str, str]) -> Iterator[Launch]:
 
 
 @pytest.fixture
+def run_to_end() -> Iterator[Callable[..., Job]]:
+    """run_to_end(words, environment) returns the program's job after its end. It left no process behind."""
+    jobs: list[Job] = []
+
+    def start(words: Sequence[str | Path], env: dict[str, str] | None = None) -> Job:
+        jobs.append(Job(words, env))
+        jobs[-1].finish()
+        assert jobs[-1].left_behind() == []
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], Path]:
     """script(text) makes a file: the lines with which workers' scripts begin, then the text."""
 

@@ -58,6 +58,18 @@ def wait_until(done: Callable[[], bool], timeout: float = TIMEOUT) -> None:
         subprocess.run(["true"], check=True)  # yields the CPU to other processes
 
 
+def write_module_that_opens_a_device(folder: Path) -> Path:
+    """Makes opens_a_device.py and returns the device: a file, which the module makes the only one that is checked."""
+    device = folder / "nvidia0"
+    device.touch()
+    (folder / "opens_a_device.py").write_text(
+        f"import os, sys\nos.open({str(device)!r}, os.O_RDWR)\n"
+        "(checks,) = [m for name, m in sys.modules.items() if name.endswith('zygote.preload')]\n"
+        f"checks.DEVICES = ({str(folder / 'nvidia')!r},)\n"
+    )
+    return device
+
+
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -87,4 +87,4 @@ def test_a_missing_load_generator_is_named(
     monkeypatch.setenv("MUSTER_BIN", str(tmp_path / "muster"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["store", "--quick", "--cases", "add"]) == 1
-    assert "there is no muster-store-load beside muster" in capsys.readouterr().err
+    assert "there is no program muster-store-load beside" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing
-from launching import TIMEOUT, Job, is_gone, wait_until
+from launching import TIMEOUT, Job, is_gone, wait_until, write_module_that_opens_a_device
 
 from muster import forkserver
 
@@ -271,14 +271,7 @@ def test_an_unsafe_preload_is_refused(program: Callable[..., Job], tmp_path: Pat
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    # A file replaces the device. The module makes it the only device that the server looks for.
-    device = tmp_path / "nvidia0"
-    device.touch()
-    (tmp_path / "opens_a_device.py").write_text(
-        f"import os, sys\nos.open({str(device)!r}, os.O_RDWR)\n"
-        "(checks,) = [m for name, m in sys.modules.items() if name.endswith('zygote.preload')]\n"
-        f"checks.DEVICES = ({str(tmp_path / 'nvidia')!r},)\n"
-    )
+    device = write_module_that_opens_a_device(tmp_path)
     for name, reason in (
         ("starts_a_thread", "starts a thread (python"),
         ("opens_a_device", f"opens {device}, whose context no forked worker can use"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,24 +23,18 @@ import torch.distributed as dist
 
 
 @pytest.fixture
-def suite(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def suite(tmp_path: Path, run_to_end: Callable[..., Job]) -> Callable[..., Job]:
     """suite(text, options...) runs pytest on a file with this text, to its end."""
-    jobs: list[Job] = []
 
     def run(text: str, *options: str, head: str = HEAD) -> Job:
         folder = tmp_path / "suite"
         folder.mkdir(exist_ok=True)
         (folder / "pytest.ini").touch()  # so that pytest uses no other one
         (folder / "test_suite.py").write_text(head + text)
-        words: list[str | Path] = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", *options, folder]
-        jobs.append(Job(words, {"COLUMNS": "200"}))
-        jobs[-1].finish()
-        assert jobs[-1].left_behind() == []
-        return jobs[-1]
+        words = [sys.executable, "-m", "pytest", "-ra", "-p", "no:cacheprovider", *options, folder]
+        return run_to_end(words, {"COLUMNS": "200"})
 
-    yield run
-    for job in jobs:
-        job.close()
+    return run
 
 
 def counts(job: Job) -> dict[str, int]:

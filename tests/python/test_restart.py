@@ -259,6 +259,16 @@ def external_store(external_server: ExternalServer) -> list[str]:
     return external_server[0]
 
 
+def start_three(node: Node, words: Sequence[str]) -> tuple[Job, list[Job], list[int]]:
+    """Returns the root, the two other nodes, and how often each of these has printed a world size of 2."""
+    root = node(*words, endpoint=False)
+    root.expect("generation 0")
+    others = [node(*words, endpoint=False) for _ in range(2)]
+    for job in (root, *others):
+        job.expect(r"rank \d of 3")
+    return root, others, [job.out.count(" of 2") for job in others]
+
+
 @pytest.mark.parametrize(
     "tiers", [[], ["--enable-tiered-parallel-tcpstore", "--store-fanout=1"]], ids=["plain", "tiered"]
 )
@@ -266,12 +276,7 @@ def test_a_job_survives_its_root_with_an_external_store(
     node: Node, external_store: list[str], tmp_path: Path, tiers: list[str]
 ) -> None:
     words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *external_store, *tiers)
-    root = node(*words, endpoint=False)
-    root.expect("generation 0")
-    others = [node(*words, endpoint=False) for _ in range(2)]
-    for job in others:
-        job.expect(r"rank \d of 3")
-    before = [job.out.count(" of 2") for job in others]
+    root, others, before = start_three(node, words)
     os.kill(root.agent(), signal.SIGKILL)
     for job, count in zip(others, before, strict=True):
         job.expect("lost the job's root at tcp://")
@@ -287,12 +292,7 @@ def test_a_job_survives_its_root_with_an_external_store(
 
 def test_a_root_that_gets_sigterm_hands_over(node: Node, external_store: list[str], tmp_path: Path) -> None:
     words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=1000", *external_store)
-    root = node(*words, endpoint=False)
-    root.expect("generation 0")
-    others = [node(*words, endpoint=False) for _ in range(2)]
-    for job in (root, *others):
-        job.expect(r"rank \d of 3")
-    before = [job.out.count(" of 2") for job in others]
+    root, others, before = start_three(node, words)
     root.send(signal.SIGTERM)
     assert root.finish() == 143
     assert "this node leaves the job" in root.err
@@ -350,12 +350,7 @@ def test_exactly_one_node_becomes_the_root(node: Node, external_store: list[str]
 
 def test_a_resumed_root_makes_no_decisions(node: Node, external_store: list[str], tmp_path: Path) -> None:
     words = ("--nnodes=1:3", "--rdzv-conf=last_call_timeout=1,heartbeat_timeout=2", *external_store)
-    root = node(*words, endpoint=False)
-    root.expect("generation 0")
-    others = [node(*words, endpoint=False) for _ in range(2)]
-    for job in (root, *others):
-        job.expect(r"rank \d of 3")
-    before = [job.out.count(" of 2") for job in others]
+    root, others, before = start_three(node, words)
     agent = root.agent()
     os.kill(agent, signal.SIGSTOP)  # its workers continue, and no node notices at once
     for job, count in zip(others, before, strict=True):

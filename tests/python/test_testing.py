@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,20 +71,13 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def cases(tmp_path: Path) -> Iterator[Callable[[str], Job]]:
-    jobs: list[Job] = []
-
+def cases(tmp_path: Path, run_to_end: Callable[..., Job]) -> Callable[[str], Job]:
     def run(name: str) -> Job:
         path = tmp_path / "cases.py"
         path.write_text(CASES)
-        jobs.append(Job([sys.executable, path, name], {"GLOO_SOCKET_IFNAME": "lo"}))
-        jobs[-1].finish()
-        assert jobs[-1].left_behind() == []
-        return jobs[-1]
+        return run_to_end([sys.executable, path, name], {"GLOO_SOCKET_IFNAME": "lo"})
 
-    yield run
-    for job in jobs:
-        job.close()
+    return run
 
 
 def test_cases_pass_and_skip(cases: Callable[[str], Job]) -> None:

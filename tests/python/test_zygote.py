@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, Job, Launch, free_port, is_gone, wait_until
+from launching import TIMEOUT, Job, Launch, free_port, is_gone, wait_until, write_module_that_opens_a_device
 
 pytest.importorskip("torch")
 
@@ -336,15 +336,7 @@ def test_an_unsafe_preload_is_refused(launch: Launch, script: Callable[[str], Pa
 def test_a_preload_that_opens_a_device_is_refused(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    # A file replaces the device. The module that the zygote imports makes it the only device that the zygote checks
-    # for.
-    device = tmp_path / "nvidia0"
-    device.touch()
-    (tmp_path / "opens_a_device.py").write_text(
-        f"import os, sys\nos.open({str(device)!r}, os.O_RDWR)\n"
-        "(checks,) = [m for name, m in sys.modules.items() if name.endswith('zygote.preload')]\n"
-        f"checks.DEVICES = ({str(tmp_path / 'nvidia')!r},)\n"
-    )
+    device = write_module_that_opens_a_device(tmp_path)
     job = launch("--preload=opens_a_device", script("print('ran')"), env={"PYTHONPATH": str(tmp_path)})
     assert job.finish() != 0
     assert f"--preload opens_a_device opens {device}, whose context no forked worker can use" in job.err

@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
             for row in measured:
                 rows.append(row)
                 table.add(row)
-    except (ValueError, BenchFailedError) as error:
+    except (ValueError, FileNotFoundError, BenchFailedError) as error:
         print(f"muster bench {options.bench}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     if options.json:

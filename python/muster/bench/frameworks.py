@@ -8,7 +8,6 @@ import importlib.util
 import itertools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from muster._programs import find_program
 from muster.bench.report import BenchFailedError, Row, parse_names
 from muster.bench.timing import in_rounds
 
@@ -28,7 +28,7 @@ _PARAMETERS = 5_269_514
 
 # All programs train this model. Rank 0 writes when its steps ended (CLOCK_MONOTONIC).
 COMMON = """
-import json, sys, time
+import json, os, sys, time
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -90,7 +90,7 @@ class Network(lightning.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-2)
     on_train_batch_end = step_ended
-trainer = lightning.Trainer(accelerator="cpu", devices=int(__import__("os").environ["LOCAL_WORLD_SIZE"]),
+trainer = lightning.Trainer(accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]),
     strategy="ddp", max_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
     enable_model_summary=False)
 trainer.fit(Network(), DataLoader(TensorDataset(inputs, targets), batch_size=8))
@@ -120,9 +120,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 def _measure(name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     script = folder / f"train_{name}.py"
     script.write_text(COMMON + PROGRAMS[name])
-    muster = os.environ.get("MUSTER_BIN") or shutil.which("muster")
-    if not muster:
-        raise BenchFailedError("there is no muster program: run this as `muster bench frameworks`")
+    muster = find_program("muster")
     own = [muster, "run", "--nproc-per-node=2", "--replace=gloo", f"--preload={PRELOAD[name]}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     # A short path, because sockets are below it. Without the user's own warm zygote.

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from muster._programs import find_program
 from muster.bench.report import BenchFailedError
-from muster.bench.servers import find_program
 
 PROGRAM = "muster-collective-load"
 MPIS = ("openmpi", "mpich")
@@ -23,7 +23,7 @@ OWN: dict[str, dict[str, str]] = {"muster": {}, "unrecorded": {"MUSTER_RECORDER"
 
 def available(mpi: str) -> bool:
     """True if the program for this MPI was built and mpirun exists."""
-    with contextlib.suppress(BenchFailedError):
+    with contextlib.suppress(FileNotFoundError):
         return shutil.which(f"mpirun.{mpi}") is not None and find_program(f"{PROGRAM}-{mpi}") != ""
     return False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from muster._programs import find_program
 from muster.bench.report import BenchFailedError, Row
 from muster.bench.timing import in_rounds
 
@@ -128,9 +128,7 @@ class Launching:
         self._timeout = timeout
         self._script = folder / "worker.py"
         self._script.write_text(WORKER)
-        muster = os.environ.get("MUSTER_BIN") or shutil.which("muster")
-        if not muster:
-            raise BenchFailedError("there is no muster program: run this as `muster bench launch`")
+        muster = find_program("muster")
         self._muster = muster
         self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "MUSTER_PYTHON": sys.executable}
         own = [muster, "run", f"--nproc-per-node={workers}"]

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
+from muster._programs import find_program
 from muster.bench.report import BenchFailedError, Row
-from muster.bench.servers import LOAD, find_program
+from muster.bench.servers import LOAD
 
 Figures = dict[str, float]
 

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 
+from muster._programs import find_program
 from muster.bench.report import BenchFailedError
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
@@ -40,16 +39,6 @@ class Server:
     pid: int
     urls: list[str] = field(default_factory=list)  # with muster's protocol
     secret: str = ""
-
-
-def find_program(name: str) -> str:
-    """Returns the path of a program that is installed beside `muster`."""
-    programs = (os.environ.get("MUSTER_BIN", sys.executable), sys.executable)
-    folders = [*(str(Path(program).parent) for program in programs), os.environ.get("PATH", os.defpath)]
-    found = shutil.which(name, path=os.pathsep.join(folders))
-    if found is None:
-        raise BenchFailedError(f"there is no {name} beside muster; run `muster bench` instead of this module")
-    return found
 
 
 @contextlib.contextmanager
