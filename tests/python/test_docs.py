@@ -17,7 +17,7 @@ from doc_blocks import PAGES, ROOT, blocks_of, runs
 from launching import START_TIMEOUT, find_muster
 
 # The number of blocks that no test runs; each has a reason. Lower it when one more block runs; avoid raising it.
-NOT_RUN = 22
+NOT_RUN = 23
 SHOWN_OR_RUN = ("sh", "python", "cpp", "text")
 
 

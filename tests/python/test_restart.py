@@ -1,5 +1,6 @@
 """Tests generations of `muster run`: restarts after failures, and nodes that join, leave and are lost."""
 
+import json
 import os
 import re
 import secrets
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, Job, find_muster, free_port, wait_until
+from launching import TIMEOUT, Job, Launch, find_muster, free_port, wait_until
 
 Node = Callable[..., Job]
 
@@ -68,6 +69,30 @@ def test_a_job_that_fails_again_and_again_restarts_after_a_pause(node: Node) -> 
     assert job.finish() == 3
     pauses = re.findall(r"(\d) failures in a row: restarting in (\S+) s", job.err)
     assert pauses == [("2", "1"), ("3", "1")], job.err
+
+
+TIMERS = """
+from torch.distributed.elastic import timer
+
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+with timer.expires(after=1000, scope="other"):
+    if os.environ["MUSTER_GENERATION"] == "0" and rank == 1:
+        with timer.expires(after=0.01, scope="step 3"):
+            signal.pause()
+"""
+
+
+def test_a_worker_whose_timer_expires_is_killed(launch: Launch, script: Callable[[str], Path], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", f"--event-log-handler={tmp_path}/events"]
+    job = launch(*options, script(TIMERS), env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
+    assert job.finish() == 0, job.err
+    assert re.search(r"process \d+ on host \S+: its timer 'step 3' has expired", job.err), job.err
+    assert "rank 1" in job.err and "was ended by signal 9 (SIGKILL): its timer 'step 3' has expired" in job.err
+    assert "generation 1 begins: 1 node, 2 workers, restart 1 of 1" in job.err
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [event["scope"] for event in events if event["event"] == "timer_expired"] == ["step 3"]
+    assert job.left_behind() == []
 
 
 def test_failures_on_two_nodes_at_once_are_one_restart(node: Node) -> None:

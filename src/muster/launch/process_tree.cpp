@@ -72,8 +72,8 @@ bool has_ended(const Fd& process, Duration patience) {
   return !process || ::poll(&entry, 1, static_cast<int>(patience / std::chrono::milliseconds(1))) > 0;
 }
 
-void kill_process(const Fd& process) {
-  if (process) ::syscall(SYS_pidfd_send_signal, process.get(), SIGKILL, nullptr, 0);
+void signal_process(const Fd& process, int number) {
+  if (process) ::syscall(SYS_pidfd_send_signal, process.get(), number, nullptr, 0);
 }
 
 void adopt_orphans() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }

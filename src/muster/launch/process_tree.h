@@ -24,8 +24,8 @@ void restore_signals(std::initializer_list<int> numbers);
 Fd open_process(pid_t pid);
 /// True if the process has ended, or ends within `patience`. True for an empty descriptor.
 bool has_ended(const Fd& process, Duration patience = {});
-/// Sends SIGKILL. Does nothing for an empty descriptor.
-void kill_process(const Fd& process);
+/// Sends a signal. Does nothing for an empty descriptor, and for a process that has ended.
+void signal_process(const Fd& process, int number);
 
 struct ChildProcess {
   pid_t pid = 0;

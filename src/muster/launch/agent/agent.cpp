@@ -1,5 +1,6 @@
 #include "muster/launch/agent/agent.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "muster/launch/agent/health_server.h"
 #include "muster/launch/agent/root_connection.h"
 #include "muster/launch/agent/supervisor.h"
+#include "muster/launch/agent/worker_timers.h"
 #include "muster/launch/command.h"
 #include "muster/launch/output/output_files.h"
 #include "muster/launch/process_tree.h"
@@ -63,6 +65,7 @@ class Agent : AgentActions {
   void start_zygote();
   RootConnection::Events root_events();
   Supervisor::Events worker_events();
+  WorkerTimers::Events timer_events();
   void on_connected(const Result<>& connected);
   void on_signal(int number);
   std::vector<WorkerSpec> worker_specs_of(const Assignment& assignment);
@@ -80,6 +83,7 @@ class Agent : AgentActions {
   std::unique_ptr<OutputFiles> outputs_;
   std::optional<EventLog> event_log_;
   std::unique_ptr<HealthServer> health_;  // null: not asked for
+  std::unique_ptr<WorkerTimers> timers_;  // null: not asked for
   std::vector<Cpus> cpus_;                // CPUs of each worker; empty: all CPUs
   std::unique_ptr<Zygote> zygote_;
   std::unique_ptr<Supervisor> supervisor_;
@@ -98,6 +102,7 @@ Result<> Agent::prepare() {
   if (!is_loopback_up())
     console_.notice("the loopback interface is down: workers cannot reach MASTER_ADDR until `ip link set lo up`");
   MUSTER_ASSIGN(health_, HealthServer::from_environment(loop_, environment_));
+  MUSTER_ASSIGN(timers_, WorkerTimers::from_environment(loop_, environment_, scratch_, timer_events()));
   MUSTER_ASSIGN(outputs_, OutputFiles::create(loop_, console_, options_, environment_, scratch_));
   MUSTER_ASSIGN(event_log_, EventLog::open(options_, host_, console_));
   event_log_->record("run_started", {{"nproc", options_.nproc}, {"nnodes", options_.nnodes_max}});
@@ -150,6 +155,19 @@ Supervisor::Events Agent::worker_events() {
       [this] { state_.workers_succeeded(); },
       [this](int number) { on_signal(number); },
       [this](const Error& error) { state_.start_failed(error); },
+  };
+}
+
+WorkerTimers::Events Agent::timer_events() {
+  return {
+      [this](const WorkerTimers::Expired& timer) {
+        event_log_->record("timer_expired",
+                           {{"worker_pid", timer.pid}, {"scope", timer.scope}, {"signal", timer.signal}});
+        const std::string what = "its timer '" + timer.scope + "' has expired";
+        console_.notice(fmt::format("process {} on host {}: {}", timer.pid, host_, what));
+        if (timer.signal != 0) supervisor_->expect_end(timer.pid, what);
+      },
+      [this](const std::string& text) { console_.notice(text); },
   };
 }
 
@@ -243,6 +261,8 @@ std::vector<WorkerSpec> Agent::worker_specs_of(const Assignment& assignment) {
   auto specs = worker_specs(options_, job, *command_, environment_, cpus_);
   for (size_t local = 0; local < specs.size(); ++local)
     specs[local].environment["TORCHELASTIC_ERROR_FILE"] = outputs_->error_file(static_cast<int>(local));
+  if (timers_)
+    for (auto& spec : specs) spec.environment["TORCHELASTIC_TIMER_FILE"] = timers_->path();
   return specs;
 }
 

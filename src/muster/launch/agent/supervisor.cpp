@@ -111,7 +111,7 @@ void Supervisor::start_failed(const Error& error) {
 
 void Supervisor::worker_ended(Slot& slot, int wait_status) {
   slot.exit = worker_exit(slot.rank, options_.host, slot.pid, wait_status);
-  slot.exit->cause = cause_of(*slot.exit);
+  slot.exit->cause = cause_of(slot);
   slot.out->drain();
   slot.err->drain();
   events_.worker_ended(*slot.exit);
@@ -120,8 +120,9 @@ void Supervisor::worker_ended(Slot& slot, int wait_status) {
 }
 
 // The kernel counts a kill before it sends the signal.
-std::string Supervisor::cause_of(const WorkerExit& exit) const {
-  if (exit.signal != SIGKILL || phase_ != Phase::kRunning) return "";  // this launcher kills workers when it stops them
+std::string Supervisor::cause_of(const Slot& slot) const {
+  if (phase_ != Phase::kRunning) return "";  // this launcher kills workers when it stops them
+  if (!slot.expected_cause.empty() || slot.exit->signal != SIGKILL) return slot.expected_cause;
   const CgroupMemory memory = cgroup_memory(options_.root);
   return memory.oom_kills > oom_kills_ ? out_of_memory_cause(memory) : "";
 }
@@ -157,6 +158,11 @@ void Supervisor::end_leftovers() {
       console_.notice(fmt::format("ending a process that the workers left behind: pid {} ({})", child.pid, child.name));
   });
   stop();
+}
+
+void Supervisor::expect_end(pid_t pid, const std::string& cause) {
+  const auto slot = std::ranges::find(slots_, pid, &Slot::pid);
+  if (slot != slots_.end()) slot->expected_cause = cause;
 }
 
 void Supervisor::stop(int number) {

@@ -54,6 +54,8 @@ class Supervisor {
   Result<> start(const std::vector<WorkerSpec>& specs);
   /// Sends a signal to the workers. They go on if they handle it.
   void forward(int number) { launcher_.signal(number); }
+  /// The reason to report if this worker ends before stop().
+  void expect_end(pid_t pid, const std::string& cause);
   /// Ends the workers and the processes that they left behind (WorkerLauncher::terminate()). SIGKILL follows after the
   /// shutdown timeout.
   void stop(int number = SIGTERM);
@@ -70,6 +72,7 @@ class Supervisor {
     pid_t pid = 0;  // 0: not yet started
     std::unique_ptr<WorkerOutput> out, err;
     std::string error_file;
+    std::string expected_cause;
     std::optional<WorkerExit> exit;
 
     std::string state() const;
@@ -84,7 +87,7 @@ class Supervisor {
   WorkerLauncher::Events launcher_events();
   Result<WorkerPipes> add_slot(const WorkerSpec& spec);
   void worker_ended(Slot& slot, int wait_status);
-  std::string cause_of(const WorkerExit& exit) const;
+  std::string cause_of(const Slot& slot) const;
   void start_failed(const Error& error);
   void report_failure(const Slot& slot);
   void finish_when_all_succeeded();

@@ -303,7 +303,7 @@ void Zygote::on_lost() {
   state_ = State::kSweeping;
   std::vector<pid_t> pids;
   for (const auto& [pid, process] : workers_) {
-    kill_process(process);
+    signal_process(process, SIGKILL);
     pids.push_back(pid);
   }
   const bool waited_for = !std::exchange(pending_, {}).empty();
@@ -330,7 +330,7 @@ void Zygote::close_channel() {
 }
 
 void Zygote::end_process() {
-  kill_process(process_);
+  signal_process(process_, SIGKILL);
   (void)has_ended(process_, kStuckTime);  // no process may outlive its run, not even the child of a warm zygote
   process_.reset();
   if (child_ != 0) {

@@ -1,0 +1,130 @@
+#include "muster/launch/agent/worker_timers.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "muster/launch/process_tree.h"
+
+namespace muster {
+namespace {
+
+constexpr size_t kMaxTimers = 512;  // each one needs a descriptor
+constexpr double kMaxSeconds = 1e9;
+
+// Makes a pipe that only this user can open. Replaces the pipe of an earlier launcher, but no other file.
+Result<Fd> make_pipe(const std::string& path) {
+  struct stat old {};
+  if (::lstat(path.c_str(), &old) == 0 && S_ISFIFO(old.st_mode)) ::unlink(path.c_str());
+  if (::mkfifo(path.c_str(), 0600) != 0) return fail_errno(errno, "cannot make the timers' pipe " + path);
+  // It is open for writing as well, so that it has no end when no worker writes.
+  Fd pipe(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  if (!pipe) return fail_errno(errno, "cannot open the timers' pipe " + path);
+  return pipe;
+}
+
+double now_in_seconds() {
+  // tidy: allow(clock) workers ask for a date
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<WorkerTimers>> WorkerTimers::from_environment(Loop& loop, const Environment& environment,
+                                                                     const std::string& scratch, Events events) {
+  if (value_of(environment, "TORCHELASTIC_ENABLE_FILE_TIMER") != "1") return nullptr;
+  std::string path = value_of(environment, "TORCHELASTIC_TIMER_FILE");
+  if (path.empty()) path = scratch + "/timers";
+  MUSTER_ASSIGN(Fd pipe, make_pipe(path));
+  std::unique_ptr<WorkerTimers> timers(new WorkerTimers(loop, std::move(path), std::move(pipe), std::move(events)));
+  auto* self = timers.get();
+  MUSTER_TRY(loop.watch(self->pipe_.get(), EPOLLIN, [self](uint32_t) { self->read(); }));
+  return timers;
+}
+
+WorkerTimers::WorkerTimers(Loop& loop, std::string path, Fd pipe, Events events)
+    : loop_(loop), path_(std::move(path)), pipe_(std::move(pipe)), events_(std::move(events)) {}
+
+WorkerTimers::~WorkerTimers() {
+  loop_.unwatch(pipe_.get());
+  ::unlink(path_.c_str());
+}
+
+void WorkerTimers::read() {
+  std::array<char, PIPE_BUF> piece;
+  const ssize_t n = ::read(pipe_.get(), piece.data(), piece.size());
+  if (n <= 0) return;
+  text_.append(piece.data(), static_cast<size_t>(n));
+  size_t begin = 0;
+  for (size_t end = 0; (end = text_.find('\n', begin)) != std::string::npos; begin = end + 1)
+    take(std::string_view(text_).substr(begin, end - begin));
+  text_.erase(0, begin);
+  // A worker writes a request at once, and the kernel does not mix writes of this size.
+  if (text_.size() > PIPE_BUF) refuse(fmt::format("a request of more than {} bytes", PIPE_BUF)), text_.clear();
+  wait_for_next();
+}
+
+void WorkerTimers::take(std::string_view line) {
+  const auto request = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto has = [&](const char* name, bool (nlohmann::json::*is)() const noexcept) {
+    const auto field = request.find(name);
+    return field != request.end() && ((*field).*is)();
+  };
+  using nlohmann::json;
+  if (!request.is_object() || !has("pid", &json::is_number_unsigned) || !has("scope_id", &json::is_string) ||
+      !has("expiration_time", &json::is_number) || !has("signal", &json::is_number_integer))
+    return refuse(fmt::format("'{:.200}' is no request", line));
+  const auto pid = request["pid"].get<uint64_t>();
+  const auto signal = request["signal"].get<int64_t>();
+  if (pid == 0 || pid > INT_MAX || signal > SIGRTMAX) return refuse(fmt::format("'{:.200}' is no request", line));
+  const std::pair key(static_cast<pid_t>(pid), request["scope_id"].get<std::string>());
+  const double time = request["expiration_time"].get<double>();
+  timers_.erase(key);
+  if (time < 0) return;
+  Fd process = open_process(key.first);
+  if (!process && errno == ESRCH) return;  // it has ended
+  if (!process) return refuse(fmt::format("cannot watch process {}: {}", key.first, std::strerror(errno)));
+  if (timers_.size() >= kMaxTimers) std::erase_if(timers_, [](const auto& t) { return has_ended(t.second.process); });
+  if (timers_.size() >= kMaxTimers) return refuse(fmt::format("there are {} timers already", kMaxTimers));
+  const double left = std::clamp(time - now_in_seconds(), 0.0, kMaxSeconds);
+  const auto at = loop_.clock().now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(left));
+  timers_[key] = {std::move(process), at, static_cast<int>(std::max<int64_t>(signal, 0))};
+}
+
+void WorkerTimers::refuse(const std::string& why) { events_.notice(fmt::format("timers of {}: {}", path_, why)); }
+
+void WorkerTimers::wait_for_next() {
+  const auto first =
+      std::ranges::min_element(timers_, {}, [](const auto& timer) -> const TimePoint& { return timer.second.at; });
+  if (first == timers_.end()) return next_.stop();
+  next_.start(std::max(Duration::zero(), first->second.at - loop_.clock().now()), [this] { expire(); });
+}
+
+void WorkerTimers::expire() {
+  const TimePoint now = loop_.clock().now();
+  for (auto timer = timers_.begin(); timer != timers_.end();) {
+    auto& [key, pending] = *timer;
+    if (pending.at > now) {
+      ++timer;
+      continue;
+    }
+    if (!has_ended(pending.process)) {
+      events_.expired({key.first, key.second, pending.signal});
+      if (pending.signal != 0) signal_process(pending.process, pending.signal);
+    }
+    timer = timers_.erase(timer);
+  }
+  wait_for_next();
+}
+
+}  // namespace muster
