@@ -3,6 +3,7 @@
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -38,7 +39,7 @@ TestAuthority::Certificate TestAuthority::sign(const std::string& name, EVP_PKEY
   Certificate made(X509_new());
   X509* raw = made.get();
   X509_set_version(raw, X509_VERSION_3);
-  static long serial = 0;
+  static std::atomic<long> serial = 0;  // ranks in threads make certificates
   ASN1_INTEGER_set(X509_get_serialNumber(raw), ++serial);
   X509_gmtime_adj(X509_getm_notBefore(raw), -2 * 86400);
   X509_gmtime_adj(X509_getm_notAfter(raw), expired ? -86400 : 86400);

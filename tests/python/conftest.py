@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import forkserver_program
 import pytest
 from launching import Job, Launch, find_muster
 
@@ -40,6 +41,7 @@ SLOW_FILES = (
     "stock_tcpstore",
     "demo",
     "forkserver",
+    "forkserver_warm",
     "tutorial",
     "pytest_plugin",
     "testing",
@@ -125,6 +127,21 @@ def muster() -> str:
 
 
 @pytest.fixture(scope="module")
+def runtime() -> Iterator[Path]:
+    """A short path, because the paths of sockets are below it."""
+    with tempfile.TemporaryDirectory(prefix="muster-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def own_runtime(runtime: Path) -> Iterator[None]:
+    """The user may have a warm zygote, which tests do not use."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        yield
+
+
+@pytest.fixture(scope="module")
 def ranks() -> Iterator["RankPool"]:
     """Two ranks that live for all tests of a file."""
     from ranks import RankPool  # imported here, because it imports torch, which not all files need
@@ -165,6 +182,23 @@ def run_to_end() -> Iterator[Callable[..., Job]]:
         jobs.append(Job(words, env))
         jobs[-1].finish()
         assert jobs[-1].left_behind() == []
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """program(text) starts a script that has these lines in its main part, after functions that tests need."""
+    jobs: list[Job] = []
+
+    def start(text: str, functions: str = "", **env: str) -> Job:
+        path = tmp_path / "program.py"
+        lines = "".join(f"    {line}\n" for line in text.strip().splitlines())
+        path.write_text(f"{forkserver_program.PRELUDE}{functions}\nif __name__ == '__main__':\n{lines}")
+        jobs.append(Job([sys.executable, path], env))
         return jobs[-1]
 
     yield start

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -68,6 +68,20 @@ def write_module_that_opens_a_device(folder: Path) -> Path:
         f"checks.DEVICES = ({str(folder / 'nvidia')!r},)\n"
     )
     return device
+
+
+def call_warm(muster: str, settings: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [muster, "warm", *words]
+    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=TIMEOUT)
+
+
+@contextlib.contextmanager
+def warm_zygote(muster: str, settings: dict[str, str]) -> Iterator[None]:
+    started = call_warm(muster, settings)
+    assert started.returncode == 0, started.stderr
+    yield
+    call_warm(muster, settings, "stop")
+    wait_until(lambda: call_warm(muster, settings, "status").returncode == 1)
 
 
 def is_gone(pid: int) -> bool:

@@ -3,57 +3,27 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing
+from forkserver_program import FACTS, MATCH, differences
 from launching import TIMEOUT, Job, is_gone, wait_until, write_module_that_opens_a_device
 
 from muster import forkserver
 
 CONTEXT = forkserver.get_context()
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """program(text) starts a script that has these lines in its main part, after functions that tests need."""
-    jobs: list[Job] = []
-
-    def start(text: str, functions: str = "", **env: str) -> Job:
-        path = tmp_path / "program.py"
-        lines = "".join(f"    {line}\n" for line in text.strip().splitlines())
-        path.write_text(f"{PRELUDE}{functions}\nif __name__ == '__main__':\n{lines}")
-        jobs.append(Job([sys.executable, path], env))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.close()
-
-
-PRELUDE = """
-import json, os, signal, subprocess, sys, threading
-from muster import forkserver
-context = forkserver.get_context()
-def say(*words): os.write(1, (' '.join(map(str, words)) + '\\n').encode())
-def pause(): say('child', os.getpid(), os.getppid()); signal.pause()
-def start(target, *args):
-    process = context.Process(target=target, args=args)
-    process.start()
-    return process
-"""
+pytestmark = pytest.mark.usefixtures("own_runtime")  # without the user's warm zygote
 
 
 def run_in_child(body: Callable[..., Any], *arguments: Any) -> Any:
@@ -70,48 +40,9 @@ def test_the_context_needs_no_import() -> None:
     assert done.stdout == "True muster muster.forkserver\n", done.stderr
 
 
-FACTS = """
-def facts():
-    import multiprocessing.process as process
-    import numpy, random, torch
-    main = sys.modules['__main__']
-    found = {
-        'argv': sys.argv, 'path': sys.path, 'cwd': os.getcwd(), 'umask': os.umask(0o77), 'name': __name__,
-        'main': main.__name__, 'environ': dict(os.environ), 'process': context.current_process().name,
-        'parent': context.parent_process().pid == int(os.environ['PARENT']), 'origin': process.ORIGINAL_DIR,
-        'threads': [thread.name for thread in threading.enumerate()], 'torch threads': torch.get_num_threads(),
-        'signals': [str(signal.getsignal(n)).partition(' at 0x')[0] for n in (1, 2, 10, 12, 13, 15, 17)],
-        'mask': sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), 'group': os.getpgid(0) - int(os.environ['GROUP']),
-        'stdin': os.readlink('/proc/self/fd/0'), 'flags': repr(sys.flags), 'cpus': sorted(os.sched_getaffinity(0)),
-        'zygote': [name for name in sys.modules if '_zygote' in name],
-        'authkey': context.current_process().authkey == bytes.fromhex(os.environ['KEY']),
-        'daemon': context.current_process().daemon, 'collects': __import__('gc').isenabled(),
-    }
-    say(json.dumps(found))
-    say('random', random.random(), numpy.random.random(), torch.rand(1).item(), torch.initial_seed())
-"""
-
-
 def test_a_process_matches_a_spawned_one(program: Callable[..., Job]) -> None:
-    text = """
-import multiprocessing
-sys.argv.append('word'); sys.path.append('/nowhere'); os.umask(0o27)
-forkserver.ensure_running()
-os.environ.update(PARENT=str(os.getpid()), GROUP=str(os.getpgid(0)), VALUE='a b', OMP_NUM_THREADS='1')
-os.environ['KEY'] = multiprocessing.current_process().authkey.hex()
-os.chdir('/')
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-for one in (multiprocessing.get_context('spawn'), context, context):
-    process = one.Process(target=facts, name='worker', daemon=True)
-    process.start()
-    process.join()
-    assert process.exitcode == 0, process.exitcode
-"""
-    job = program(text, FACTS)
-    assert job.finish() == 0, job.err
-    spawned, *forked = map(json.loads, re.findall(r"^\{.*", job.out, re.MULTILINE))
-    for found in forked:
-        assert {name: (found[name], spawned[name]) for name in spawned if found[name] != spawned[name]} == {}
+    job = program(MATCH, FACTS)
+    assert differences(job) == set()
     drawn = [line.split()[1:] for line in job.out.splitlines() if line.startswith("random")]
     assert len({word for words in drawn for word in words}) == 12, drawn
 

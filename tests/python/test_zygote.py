@@ -14,18 +14,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launching import TIMEOUT, Job, Launch, free_port, is_gone, wait_until, write_module_that_opens_a_device
+from launching import (
+    TIMEOUT,
+    Job,
+    Launch,
+    call_warm,
+    free_port,
+    is_gone,
+    wait_until,
+    warm_zygote,
+    write_module_that_opens_a_device,
+)
 
 pytest.importorskip("torch")
 
 NOBODY_UID = 65534
-
-
-@pytest.fixture(scope="module")
-def runtime() -> Iterator[Path]:
-    # Not in pytest's own directories, because the path of a socket must be short.
-    with tempfile.TemporaryDirectory(prefix="muster-") as folder:
-        yield Path(folder)
 
 
 @pytest.fixture
@@ -39,11 +42,6 @@ def settings(runtime: Path) -> dict[str, str]:
     return {"MUSTER_PYTHON": sys.executable, "XDG_RUNTIME_DIR": str(runtime), "PET_START_METHOD": "zygote"}
 
 
-def call(muster: str, settings: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [muster, "warm", *words]
-    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, timeout=TIMEOUT)
-
-
 @pytest.fixture(scope="module")
 def run_environment(warm: dict[str, str]) -> dict[str, str]:
     return warm
@@ -52,11 +50,8 @@ def run_environment(warm: dict[str, str]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def warm(muster: str, settings: dict[str, str]) -> Iterator[dict[str, str]]:
     """Settings with a warm zygote. Most tests here fork their workers from it, because the import takes long."""
-    started = call(muster, settings)
-    assert started.returncode == 0, started.stderr
-    yield settings
-    call(muster, settings, "stop")
-    wait_until(lambda: call(muster, settings, "status").returncode == 1)
+    with warm_zygote(muster, settings):
+        yield settings
 
 
 PRINT_CONTEXT = """
@@ -292,7 +287,7 @@ def parent_of(pid: int) -> int:
 def test_a_lost_zygote_is_replaced(
     muster: str, warm: dict[str, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    keeper = int(re.search(r"pid (\d+)", call(muster, warm, "status").stdout)[1])  # type: ignore[index]
+    keeper = int(re.search(r"pid (\d+)", call_warm(muster, warm, "status").stdout)[1])  # type: ignore[index]
     job = launch("--nproc-per-node=2", "--max-restarts=1", script("print('child of', os.getppid())\nsignal.pause()"))
     lost = int(job.expect(r"\] child of (\d+)", 2)[0][1])
     assert parent_of(lost) == keeper
@@ -361,7 +356,7 @@ def run_as_nobody(act: Callable[[], bool]) -> int:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_a_warm_zygote_refuses_other_users(muster: str, warm: dict[str, str], runtime: Path) -> None:
-    before = call(muster, warm, "status")
+    before = call_warm(muster, warm, "status")
     (path,) = (runtime / "muster").glob("warm-*")
 
     def is_refused() -> bool:
@@ -382,7 +377,7 @@ def test_a_warm_zygote_refuses_other_users(muster: str, warm: dict[str, str], ru
     finally:
         for place, mode in modes.items():
             place.chmod(mode)
-    after = call(muster, warm, "status")
+    after = call_warm(muster, warm, "status")
     assert (before.returncode, after.returncode) == (0, 0)
     assert after.stdout.split(":")[0] == before.stdout.split(":")[0]
 
@@ -405,7 +400,7 @@ def test_a_warm_socket_of_another_user_is_ignored(muster: str, settings: dict[st
         os.close(write)
         assert os.read(read, 1) == b"x"
         os.close(read)
-        done = call(muster, env, "status")
+        done = call_warm(muster, env, "status")
         assert os.waitpid(pid, 0)[1] == 0
     assert done.returncode == 1 and "no zygote is kept warm" in done.stdout
 
@@ -424,13 +419,13 @@ def test_without_torch_workers_are_spawned(launch: Launch, script: Callable[[str
 def test_the_warm_zygote_is_used_and_reported(
     muster: str, warm: dict[str, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    status = call(muster, warm, "status")
+    status = call_warm(muster, warm, "status")
     pid = int(re.search(r"pid (\d+)", status.stdout)[1])  # type: ignore[index]
-    assert "already" in call(muster, warm).stdout
+    assert "already" in call_warm(muster, warm).stdout
     job = launch(script("print(os.getppid(), flush=True)\nsignal.pause()"))
     zygote = int(job.expect(r"\[rank 0] (\d+)")[0][1])
     assert parent_of(zygote) == pid
-    assert re.search(r"; 1 run now, [1-9]\d* in total,", call(muster, warm, "status").stdout)
+    assert re.search(r"; 1 run now, [1-9]\d* in total,", call_warm(muster, warm, "status").stdout)
     job.send(signal.SIGTERM)
     assert job.finish() == 143
 
@@ -448,25 +443,25 @@ def test_a_changed_package_restarts_the_warm_zygote(
 ) -> None:
     (tmp_path / "version.py").write_text("number = 1\n")
     env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime), "PYTHONPATH": str(tmp_path)}
-    assert call(muster, env, "--preload=version", "--idle=1000").returncode == 0
+    assert call_warm(muster, env, "--preload=version", "--idle=1000").returncode == 0
     try:
         (tmp_path / "version.py").write_text("number = 22\n")
         for _ in range(2):  # the first job finds the module changed, the second one a new zygote
             job = Job([muster, "run", "--preload=version", script("import version; print(version.number)")], env)
             assert job.finish() == 0, job.err
             assert job.out == "[rank 0] 22\n"
-        assert "version" in call(muster, env, "status").stdout
+        assert "version" in call_warm(muster, env, "status").stdout
     finally:
-        stopped = call(muster, env, "stop").stdout
+        stopped = call_warm(muster, env, "stop").stdout
     pid = re.match(r"stopped pid (\d+): .*; 0 runs now, ", stopped)
     assert pid and is_gone(int(pid[1])), stopped
-    assert call(muster, env, "status").returncode == 1
+    assert call_warm(muster, env, "status").returncode == 1
 
 
 def test_a_late_stop_keeps_the_successors_socket(muster: str, settings: dict[str, str], own_runtime: Path) -> None:
     env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
-    assert call(muster, env).returncode == 0
-    pid = int(re.search(r"pid (\d+)", call(muster, env, "status").stdout)[1])  # type: ignore[index]
+    assert call_warm(muster, env).returncode == 0
+    pid = int(re.search(r"pid (\d+)", call_warm(muster, env, "status").stdout)[1])  # type: ignore[index]
     (path,) = (own_runtime / "muster").glob("warm-*")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as successor:
         path.unlink()  # as `muster warm` does if no zygote answers
@@ -475,18 +470,18 @@ def test_a_late_stop_keeps_the_successors_socket(muster: str, settings: dict[str
         os.kill(pid, signal.SIGTERM)
         wait_until(lambda: is_gone(pid))
         assert path.exists()
-    assert call(muster, env).returncode == 0
-    assert "stopped" in call(muster, env, "stop").stdout
+    assert call_warm(muster, env).returncode == 0
+    assert "stopped" in call_warm(muster, env, "stop").stdout
     assert not path.exists()
 
 
 def test_idle_and_broken_warm_zygotes_end(muster: str, settings: dict[str, str], own_runtime: Path) -> None:
     env = {**settings, "XDG_RUNTIME_DIR": str(own_runtime)}
-    done = call(muster, env, "--preload=no_such_module")
+    done = call_warm(muster, env, "--preload=no_such_module")
     assert done.returncode == 1 and "--preload no_such_module cannot be imported" in done.stderr
-    assert call(muster, env, "--idle=0.1").returncode == 0
-    wait_until(lambda: call(muster, env, "status").returncode == 1)
+    assert call_warm(muster, env, "--idle=0.1").returncode == 0
+    wait_until(lambda: call_warm(muster, env, "status").returncode == 1)
     assert not (own_runtime / "muster").exists()
     (own_runtime / "muster").mkdir(mode=0o755)
-    done = call(muster, env)
+    done = call_warm(muster, env)
     assert done.returncode == 1 and "not a private directory of this user" in done.stderr

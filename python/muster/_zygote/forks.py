@@ -11,6 +11,9 @@ is ready, it sends nothing more over the channel. Each process has a status sock
 A fork has the descriptors of `start` (src/muster/launch/workers/zygote.cpp), then the server's end of the status
 socket. The words of its command after the fifth are the program's sys.path. A process is killed when the other end of
 its status socket is closed: its parent has ended. When the channel is closed, the server kills what is left, and ends.
+
+A warm zygote forks such a server, too. Its processes are in another session than the program. `muster warm attach`
+passes on the signals that the program's group gets, as `signal N` over the channel.
 """
 
 from __future__ import annotations
@@ -66,6 +69,9 @@ class ForkServer(Server):
         self._poll.unregister(fd)
         os.close(fd)
 
+    def _signal_workers(self, number: int) -> None:
+        os.killpg(0, number)  # also the processes that they have started; this one ignores the signal
+
     def _read_request(self, verb: str, rest: str, fds: list[int]) -> Request | None:
         return read_request(str(fds.pop()), fds) if verb == "fork" and len(fds) == 5 else None
 
@@ -107,7 +113,8 @@ def _send(status: int, text: str) -> None:
         os.write(status, text.encode(errors="replace"))
 
 
-def serve_program(channel: socket.socket, preload: Sequence[str], packages: ImportedPackages) -> Request:
-    """Returns only in forked processes."""
-    set_title([f"muster: fork server of {os.getppid()}"])
+def serve_program(channel: socket.socket, preload: Sequence[str] | None, packages: ImportedPackages) -> Request:
+    """Returns only in forked processes. `preload`: None if all modules are imported already."""
+    if preload is not None:
+        set_title([f"muster: fork server of {os.getppid()}"])
     return serve(channel, preload, packages, ForkServer)

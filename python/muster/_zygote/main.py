@@ -6,9 +6,8 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
-from . import warm
+from . import forks, server, warm
 from .preload import ImportedPackages
-from .server import serve
 from .worker import Request, run
 
 SOCKET = 4
@@ -19,12 +18,10 @@ def main(words: Sequence[str], at_start: frozenset[str], fd: int = SOCKET) -> No
     role, *rest = words
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)
-    serve_role: Callable[[socket.socket, Sequence[str], ImportedPackages], Request]
-    serve_role = serve if role == "cold" else warm.serve_runs
-    if role == "fork":
-        from .forks import serve_program as serve_role  # not a part of the `muster` program's text
+    roles: dict[str, Callable[[socket.socket, Sequence[str], ImportedPackages], Request]]
+    roles = {"cold": server.serve, "fork": forks.serve_program, "warm": warm.serve_runs}
     own = [name for name in sys.modules if name.startswith(str(__package__))]
-    request = serve_role(channel, rest, ImportedPackages(at_start))
+    request = roles[role](channel, rest, ImportedPackages(at_start))
     for name in own:
         del sys.modules[name]
     run(request.command)

@@ -117,13 +117,15 @@ class Server:
             self._mode = verb
             self._asked_to_end.clear()
         if verb in ("signal", "term", "kill"):
-            number = int(rest or signal.SIGKILL)
-            send = send_signal_to_group if number in (signal.SIGTERM, signal.SIGKILL) else os.kill
-            for pid in self._workers:
-                send(pid, number)
+            self._signal_workers(int(rest or signal.SIGKILL))
         elif verb == "left":
             self.report("left", *(f"{pid}\n{name}\n" for pid, name in children().items() if pid not in self._workers))
         return None
+
+    def _signal_workers(self, number: int) -> None:
+        send = send_signal_to_group if number in (signal.SIGTERM, signal.SIGKILL) else os.kill
+        for pid in self._workers:
+            send(pid, number)
 
     def _read_request(self, verb: str, rest: str, fds: list[int]) -> Request | None:
         return read_request(rest, fds) if verb == "start" and len(fds) == 4 else None

@@ -1,4 +1,6 @@
-"""The zygote that `muster warm` keeps between runs. It forks another zygote for each run."""
+"""The zygote that `muster warm` keeps between runs. It forks another zygote for each run, and a fork server for each
+program that uses muster.forkserver.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,21 @@ import sys
 import time
 from collections.abc import Sequence
 
+from . import forks, server
 from .preload import ImportedPackages, RefusedError, UnfitError, import_all
 from .processes import PR_SET_CHILD_SUBREAPER, adopt_orphans, children, prctl, send_signal, set_title, use_huge_pages
-from .server import receive, serve
+from .server import receive
 from .worker import Request
 
 CLIENT_TIMEOUT = 2.0  # for a client to send its request
 # Modules that training scripts usually import next. No client waits for this import.
-COMMON_MODULES = ("torch._dynamo", "torch.utils.data", "torch.distributed.fsdp", "torch.distributed.tensor")
+COMMON_MODULES = (
+    "torch._dynamo",
+    "torch.utils.data",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "muster.forkserver._child",
+)
 # Properties that must be equal in the agent and in the zygote, because a fork passes them to the workers.
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 STATUS = ("Uid:", "Gid:", "Groups:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
@@ -59,6 +68,7 @@ class WarmZygote:
         self._inode = inode
         self._idle = idle
         self._preload = preload
+        self.forks_processes = False  # in a forked zygote: it is the fork server of a program
         self._runs: set[int] = set()
         self._served = 0  # runs since the imports, with those that have ended
         self._ends_at = time.monotonic() + idle
@@ -138,7 +148,8 @@ class WarmZygote:
             client.settimeout(CLIENT_TIMEOUT)
             try:
                 data, fds, _ = receive(client)
-                if data == b"run" and len(fds) == 2:
+                if data in (b"run", b"fork") and len(fds) == 2:
+                    self.forks_processes = data == b"fork"
                     return self._run(pid, socket.socket(fileno=fds[0]), fds[1])
                 for fd in fds:
                     os.close(fd)
@@ -210,7 +221,8 @@ class WarmZygote:
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, agent))
         os.sched_setaffinity(0, os.sched_getaffinity(agent))
         _enter_cgroup(agent)
-        set_title([f"muster: zygote of the run of {agent}"])
+        title = f"fork server of {_status(agent)['PPid:']}" if self.forks_processes else f"zygote of the run of {agent}"
+        set_title([f"muster: {title}"])
 
     def _start_again(self) -> None:
         """Restarts the interpreter in this process. During the restart, new clients wait in the listener's queue."""
@@ -300,4 +312,4 @@ def serve_runs(listener: socket.socket, words: Sequence[str], packages: Imported
     if channel is None:
         os._exit(0)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
-    return serve(channel, None, packages)
+    return (forks.serve_program if warm.forks_processes else server.serve)(channel, None, packages)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import signal
 import socket
 import sys
 import threading
@@ -11,7 +13,10 @@ from collections.abc import Iterable, Iterator
 from multiprocessing import spawn, util
 from pathlib import Path
 
+from muster._programs import find_program
+
 IMPORT_TIMEOUT = 300.0  # seconds, for a fork server to import torch
+WARM_TIMEOUT = 20.0  # for a warm zygote to answer
 FORK_TIMEOUT = 60.0
 # Imports the zygote's package alone: nothing of muster, and nothing from the current directory.
 _LOAD = """import sys
@@ -40,7 +45,7 @@ class Client:
 
     def __init__(self) -> None:
         self._modules: list[str] = []
-        self._pid = 0  # of the server; 0 in a process that it has forked
+        self._pid = 0  # of the server, or of `muster warm attach`; 0 in a process that it has forked
         self._channel: socket.socket | None = None
         self._ready = False
         self.reset_lock()
@@ -109,26 +114,52 @@ class Client:
             return channel, channel.dup()
 
     def _ensure_running(self) -> socket.socket:
-        if self._channel is None:
-            path = spawn.get_preparation_data("")["sys_path"]
-            channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with contextlib.ExitStack() as on_error, server_end:
-                on_error.enter_context(channel)
-                code = _LOAD.format(
-                    folder=str(Path(__file__).parents[1]),
-                    path=path,
-                    words=["fork", "muster.forkserver._child", *self._modules],
-                    fd=server_end.fileno(),
-                )
-                words = [sys.executable, *util._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
-                self._pid = util.spawnv_passfds(os.fsencode(sys.executable), words, [server_end.fileno()])
-                on_error.pop_all()
-            self._channel, self._ready = channel, False
+        if self._channel is None and not self._attach():
+            self._start()
+        assert self._channel is not None
         return self._channel
 
-    def _await_ready(self, channel: socket.socket) -> None:
+    def _attach(self) -> bool:
+        """Gets a fork server from the zygote that `muster warm` keeps, if there is one with the same modules."""
+        try:
+            program = find_program("muster")
+        except FileNotFoundError:
+            return False
+        if _has_options():
+            return False
+        with self._new_channel() as (channel, server_end):
+            fds = [channel.fileno(), server_end.fileno()]
+            words = [program, "warm", "attach", str(os.getpid()), *map(str, fds), sys.executable, *self._modules]
+            self._pid = util.spawnv_passfds(os.fsencode(program), words, fds)
+        try:
+            self._await_ready(channel, WARM_TIMEOUT)
+        except ForkServerError:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)  # it waits for a zygote that does not answer
+            self._forget(channel)
+            return False
+        return True
+
+    def _start(self) -> None:
+        path = spawn.get_preparation_data("")["sys_path"]
+        modules = ["fork", "muster.forkserver._child", *self._modules]
+        with self._new_channel() as (_, server_end):
+            code = _LOAD.format(folder=str(Path(__file__).parents[1]), path=path, words=modules, fd=server_end.fileno())
+            words = [sys.executable, *util._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
+            self._pid = util.spawnv_passfds(os.fsencode(sys.executable), words, [server_end.fileno()])
+
+    @contextlib.contextmanager
+    def _new_channel(self) -> Iterator[tuple[socket.socket, socket.socket]]:
+        channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as on_error, server_end:
+            on_error.enter_context(channel)
+            yield channel, server_end
+            on_error.pop_all()
+        self._channel, self._ready = channel, False
+
+    def _await_ready(self, channel: socket.socket, timeout: float = IMPORT_TIMEOUT) -> None:
         # Peeks, because copies of this process, made by os.fork(), wait for the same message. It is the only one here.
-        kind, _, text = self._answer(channel, "import torch", IMPORT_TIMEOUT, socket.MSG_PEEK).partition(" ")
+        kind, _, text = self._answer(channel, "import torch", timeout, socket.MSG_PEEK).partition(" ")
         if kind != "ready":
             self._forget(channel)
             raise ForkServerError(f"the fork server cannot start: {text.replace('--preload', 'the module')}")
@@ -156,6 +187,12 @@ class Client:
 
     def __str__(self) -> str:
         return f"the fork server (pid {self._pid})" if self._pid else "the fork server"
+
+
+def _has_options() -> bool:
+    """True if the interpreter was called with an option. A warm zygote is called with -u alone."""
+    options = itertools.takewhile(lambda word: word.startswith("-") and word not in ("-c", "-m"), sys.orig_argv[1:])
+    return not {*options} <= {"-u"}
 
 
 def _payload() -> bytes:

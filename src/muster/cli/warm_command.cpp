@@ -1,4 +1,5 @@
 #include "muster/cli/commands.h"
+#include "muster/cli/warm_attach.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -143,6 +144,7 @@ int show(bool stop) {
 }  // namespace
 
 int warm_command(const std::string& own_path, const std::vector<std::string>& args) {
+  if (!args.empty() && args.front() == "attach") return attach_to_warm(own_path, {args.begin() + 1, args.end()});
   WarmOptions options;
   CLI::App app("Keeps a Python that has imported torch between runs, so that the next `muster run` starts at once.",
                "muster warm");

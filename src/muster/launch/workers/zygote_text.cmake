@@ -1,7 +1,7 @@
 # Makes a source of the zygote's Python text, so that the program needs no file beside it.
 set(folder ${PROJECT_SOURCE_DIR}/python/muster/_zygote)
 set(MUSTER_ZYGOTE_PARTS "")
-foreach(name boot __init__ processes preload worker server warm main)
+foreach(name boot __init__ processes preload worker server forks warm main)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${folder}/${name}.py)
   file(READ ${folder}/${name}.py text)
   if(NOT name STREQUAL boot)
