@@ -9,8 +9,10 @@ fail. If muster was built for another torch, the error comes when a group is cre
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from muster import _requirements
@@ -28,18 +30,50 @@ def load() -> None:
         return
     from torch.distributed.rendezvous import register_rendezvous_handler
 
-    from muster import _torch_patches
-
-    _torch_patches.install()
+    _patch_torch()
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
     for scheme in ("redis", "rediss", "redis+unix", "etcd", "etcds"):
         with contextlib.suppress(RuntimeError):  # already registered, by an earlier import or another package
             register_rendezvous_handler(scheme, _rendezvous)
     if _requirements.torch_is_being_imported() and _requirements.problem() is not None:
-        from muster import _replace  # noqa: F401  for MUSTER_REPLACE, which then leaves Gloo in place
+        from muster import _replace, _torch_patches  # noqa: F401  for MUSTER_REPLACE, which then leaves Gloo in place
 
         # Forget that the package was imported, so that the user's own `import muster` raises the error.
         sys.modules.pop("muster", None)
+
+
+def _patch_torch() -> None:
+    """Replaces functions of torch (_torch_patches.py). Further calls do nothing."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    if "_patched_by_muster" in vars(c10d):
+        return
+    vars(c10d)["_patched_by_muster"] = True
+    for name in ("_set_pg_timeout", "_new_process_group_helper"):
+        setattr(c10d, name, _patched(getattr(c10d, name), name))
+    for name in ("monitored_barrier", "_coalescing_manager", "split_group"):
+        function = _patched(getattr(c10d, name), name)
+        setattr(c10d, name, function)
+        setattr(dist, name, function)
+    methods = ("_get_sequence_number_for_group", "_set_sequence_number_for_group")
+    for kind, name in ((dist.TCPStore, "__init__"), *((dist.ProcessGroup, method) for method in methods)):
+        setattr(kind, name, _patched(getattr(kind, name), f"{kind.__name__}.{name}"))
+
+
+def _patched(original: Callable[..., Any], name: str) -> Any:
+    """Returns a function that calls the patch of this name, and imports it when it is first called."""
+    patch: Callable[..., Any] | None = None
+
+    @functools.wraps(original)
+    def function(*arguments: Any, **named: Any) -> Any:
+        nonlocal patch
+        if patch is None:
+            # load() has imported it if muster cannot run. Then importing the package is an error.
+            patch = importlib.import_module("muster._torch_patches").PATCHES[name](original)
+        return patch(*arguments, **named)
+
+    return function
 
 
 def _create(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:

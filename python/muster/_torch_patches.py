@@ -2,8 +2,9 @@
 accelerator, keeps a coalescing block that failed, has no way to replace a backend, and expects the job's store at
 MASTER_ADDR.
 
-torch offers no hooks for these. install() replaces each function by one that passes groups of other backends on to
-torch's own. `import torch` calls it, before other code can import the names.
+torch offers no hooks for these. PATCHES has the function that replaces each one, and passes groups of other backends
+on to torch's own. `import torch` puts small functions in their places, before other code can import the names; the
+first call of one imports this module (_autoload.py).
 """
 
 from __future__ import annotations
@@ -19,21 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
-
-
-def install() -> None:
-    """Replaces the functions. Further calls do nothing."""
-    if not hasattr(c10d.monitored_barrier, "_muster"):
-        c10d.monitored_barrier = dist.monitored_barrier = _routed(c10d.monitored_barrier, _monitored_barrier)
-        c10d._set_pg_timeout = _routed(c10d._set_pg_timeout, _set_pg_timeout)
-        c10d._coalescing_manager = _cancelling(c10d._coalescing_manager)
-        dist._coalescing_manager = c10d._coalescing_manager
-        c10d._new_process_group_helper = _replacing(c10d._new_process_group_helper)
-        dist.TCPStore.__init__ = _redirecting(dist.TCPStore.__init__)  # type: ignore[method-assign]
-        c10d.split_group = dist.split_group = _splitting(c10d.split_group)
-        group: Any = dist.ProcessGroup
-        group._get_sequence_number_for_group = _numbered(group._get_sequence_number_for_group, _sequence_number)
-        group._set_sequence_number_for_group = _numbered(group._set_sequence_number_for_group, lambda group: None)
 
 
 def _ours(group: dist.ProcessGroup | None) -> bool:
@@ -58,7 +44,6 @@ def _routed(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[
         group = named.get("group", next(filter(_is_group, arguments), None))
         return (ours if _ours(group) else original)(*arguments, **named)
 
-    function._muster = True  # type: ignore[attr-defined]
     return function
 
 
@@ -178,3 +163,16 @@ def _monitored_barrier(*arguments: Any, **named: Any) -> None:
 
 def _set_pg_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
     (group or c10d._get_default_group()).set_timeout(timeout)
+
+
+# By the name in torch.distributed.distributed_c10d or in the class: makes the replacement of torch's function.
+PATCHES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "monitored_barrier": lambda original: _routed(original, _monitored_barrier),
+    "_set_pg_timeout": lambda original: _routed(original, _set_pg_timeout),
+    "_coalescing_manager": _cancelling,
+    "_new_process_group_helper": _replacing,
+    "split_group": _splitting,
+    "TCPStore.__init__": _redirecting,
+    "ProcessGroup._get_sequence_number_for_group": lambda original: _numbered(original, _sequence_number),
+    "ProcessGroup._set_sequence_number_for_group": lambda original: _numbered(original, lambda group: None),
+}

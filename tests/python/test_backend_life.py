@@ -397,9 +397,9 @@ def test_survivors_shrink_a_group_whose_rank_died() -> None:
 
 
 def test_torch_patches_apply_once_and_only_to_muster() -> None:
-    from muster import _torch_patches
+    from muster import _autoload
 
     before = dist.monitored_barrier
-    _torch_patches.install()
+    _autoload.load()
     assert dist.monitored_barrier is before
     assert c10d.monitored_barrier is before
