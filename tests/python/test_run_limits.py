@@ -4,13 +4,14 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
-from launching import Launch, wait_until
+from launching import Launch, marked_processes, wait_until
 
 CGROUPS = Path("/sys/fs/cgroup")
 Limit = Callable[[str, Mapping[str, str]], list[str]]
@@ -77,3 +78,76 @@ def test_a_loopback_that_is_down_is_named(launch: Launch) -> None:
     jobs = [launch("--no-python", "/bin/true", before=before) for before in ([], isolated)]
     assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
     assert ["the loopback interface is down" in job.err for job in jobs] == [False, True]
+
+
+# What `docker run --read-only --tmpfs /run` makes, for another user than root outside.
+CONTAINER = """
+ip link set lo up
+mount -t tmpfs -o size=64m shm /dev/shm
+mount -t tmpfs -o size=1m run /run
+mount -o remount,bind,ro /
+exec "$0" "$@"
+"""
+NAMESPACES = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--net", "--ipc", "--uts",
+              "--cgroup", "--kill-child"]  # fmt: skip
+TRAINING = """
+import torch
+import torch.distributed as dist
+print('pid of the launcher', os.getppid(), 'threads', os.environ['OMP_NUM_THREADS'], flush=True)
+dist.init_process_group('muster')
+for length in (1, 1 << 20):
+    data = torch.full((length,), float(rank + 1))
+    dist.all_reduce(data)
+    assert data.eq(3).all()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+model(torch.ones(4, 8)).sum().backward()
+print('gradient', model.module.weight.grad.sum().item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def container(limit: Limit) -> list[str]:
+    """A command that runs its arguments in a container: 1 CPU, 4 GiB, and a file system of which only /run and /dev/shm
+    can be written.
+    """
+    words = ["unshare", *NAMESPACES, "sh", "-ec", CONTAINER]
+    if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True).returncode:
+        if os.environ.get("MUSTER_REQUIRE_HOSTS"):
+            pytest.fail("MUSTER_REQUIRE_HOSTS is set, and this process cannot make a container")
+        pytest.skip("this process cannot make a container")
+    cpu = limit("cpu", {"cpu.max": "100000 100000", "cpu.cfs_quota_us": "100000"})
+    memory = limit("memory", {"memory.max": f"{4 << 30}", "memory.limit_in_bytes": f"{4 << 30}"})
+    return [*cpu, *memory, *words]
+
+
+def test_a_job_runs_in_a_container(container: list[str], launch: Launch, script: Callable[[str], Path]) -> None:
+    pytest.importorskip("torch")
+    job = launch("--nproc-per-node=2", script(TRAINING), before=container)
+    assert job.finish() == 1
+    assert re.search(r"cannot create a directory in /tmp: Read-only file system; set TMPDIR to a directory", job.err)
+    job = launch("--nproc-per-node=2", script(TRAINING), before=container, env={"TMPDIR": "/run"})
+    assert job.finish() == 0, job.err
+    assert job.out.count("threads 1\n") == 2, job.out
+    assert job.out.count("gradient 32.0\n") == 2, job.out
+    assert job.left_behind() == []
+
+
+def test_a_container_is_stopped_by_sigterm(container: list[str], launch: Launch) -> None:
+    """As PID 1, which gets no signal that it does not handle."""
+    code = "trap 'echo handled; exit 0' TERM; echo ready; while true; do sleep 0.1; done"
+    job = launch("--no-python", "sh", "-c", code, before=container, env={"TMPDIR": "/run"})
+    job.expect("ready")
+    (launcher,) = (pid for pid in marked_processes(job.mark) if is_first(pid))
+    os.kill(launcher, signal.SIGTERM)
+    job.finish()
+    assert "handled" in job.out
+    assert job.left_behind() == []
+
+
+def is_first(pid: int) -> bool:
+    """True if the process is PID 1 of its own namespace."""
+    with contextlib.suppress(OSError):
+        numbers = re.search(r"^NSpid:(.*)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        return numbers is not None and numbers.group(1).split()[1:] == ["1"]
+    return False
