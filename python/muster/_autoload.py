@@ -56,9 +56,10 @@ def _patch_torch() -> None:
         function = _patched(getattr(c10d, name), name)
         setattr(c10d, name, function)
         setattr(dist, name, function)
-    methods = ("_get_sequence_number_for_group", "_set_sequence_number_for_group")
+    methods = ("_get_sequence_number_for_group", "_set_sequence_number_for_group")  # torch 2.15 has the first one only
     for kind, name in ((dist.TCPStore, "__init__"), *((dist.ProcessGroup, method) for method in methods)):
-        setattr(kind, name, _patched(getattr(kind, name), f"{kind.__name__}.{name}"))
+        if hasattr(kind, name):
+            setattr(kind, name, _patched(getattr(kind, name), f"{kind.__name__}.{name}"))
 
 
 def _patched(original: Callable[..., Any], name: str) -> Any:

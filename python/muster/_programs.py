@@ -1,5 +1,7 @@
 """Finds the programs that are installed with muster. Imports the standard library only."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
@@ -7,10 +9,14 @@ from pathlib import Path
 
 
 def find_program(name: str) -> str:
-    """Returns the path of a program beside MUSTER_BIN, beside this Python or on PATH, or throws FileNotFoundError."""
-    programs = (os.environ.get("MUSTER_BIN", sys.executable), sys.executable)
-    folders = [*(str(Path(program).parent) for program in programs), os.environ.get("PATH", os.defpath)]
-    found = shutil.which(name, path=os.pathsep.join(folders))
+    """Returns the path of a program beside MUSTER_BIN, beside this Python or on PATH, or raises FileNotFoundError."""
+    found = find_beside(name) or shutil.which(name)
     if found is None:
         raise FileNotFoundError(f"there is no program {name} beside {sys.executable} or on PATH")
     return found
+
+
+def find_beside(name: str) -> str | None:
+    """Returns the path of a program of this installation: beside MUSTER_BIN or beside this Python."""
+    programs = (os.environ.get("MUSTER_BIN", sys.executable), sys.executable)
+    return shutil.which(name, path=os.pathsep.join(str(Path(program).parent) for program in programs))

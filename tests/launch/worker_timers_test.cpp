@@ -118,7 +118,7 @@ TEST_F(WorkerTimersTest, RefusesWhatIsNoRequest) {
     notices_.clear();
     write(line + "\n");
     run();
-    EXPECT_THAT(notices_, ElementsAre(HasSubstr("'" + line + "' is no request")));
+    EXPECT_THAT(notices_, ElementsAre(HasSubstr("'" + line + "' is not a request for a timer")));
   }
   notices_.clear();
   write(std::string(2 * PIPE_BUF, 'x'));
@@ -152,6 +152,25 @@ TEST_F(WorkerTimersTest, MakesAPrivatePipe) {
   const auto refused = WorkerTimers::from_environment(
       *loop_, {{"TORCHELASTIC_ENABLE_FILE_TIMER", "1"}, {"TORCHELASTIC_TIMER_FILE", path}}, scratch_.path(), {});
   EXPECT_THAT(refused.error().message, HasSubstr("cannot make the timers' pipe " + path));
+}
+
+TEST_F(WorkerTimersTest, LeavesThePipeOfAnOuterJob) {
+  ScratchDirectory inner_scratch;
+  const Environment environment = {{"TORCHELASTIC_ENABLE_FILE_TIMER", "1"},
+                                   {"TORCHELASTIC_TIMER_FILE", timers_->path()}};
+  auto inner = *WorkerTimers::from_environment(*loop_, environment, inner_scratch.path(), {});
+  EXPECT_EQ(inner->path(), inner_scratch.path() + "/timers");
+  inner.reset();
+  ask("step", 0, 0);
+  run_until([&] { return !expired_.empty(); });
+}
+
+TEST_F(WorkerTimersTest, RemovesOnlyItsOwnPipe) {
+  const std::string path = timers_->path();
+  ::unlink(path.c_str());
+  std::ofstream(path) << "of a successor";
+  timers_.reset();
+  EXPECT_TRUE(std::filesystem::exists(path));
 }
 
 TEST_F(WorkerTimersTest, IsOffByDefault) {

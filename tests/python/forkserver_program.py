@@ -31,6 +31,8 @@ def facts():
         'stdin': os.readlink('/proc/self/fd/0'), 'flags': repr(sys.flags), 'cpus': sorted(os.sched_getaffinity(0)),
         'zygote': [name for name in sys.modules if '_zygote' in name],
         'authkey': context.current_process().authkey == bytes.fromhex(os.environ['KEY']),
+        'output': [f'{s.name} {type(s.buffer)} {s.line_buffering} {s.write_through} {s.encoding} {s.errors}'
+                   for s in (sys.stdout, sys.stderr)],
         'daemon': context.current_process().daemon, 'collects': __import__('gc').isenabled(),
     }
     say(json.dumps(found))
@@ -39,10 +41,11 @@ def facts():
 
 
 MATCH = """
+SETTINGS = json.loads(os.environ.pop('SETTINGS'))
 import multiprocessing
 sys.argv.append('word'); sys.path.append('/nowhere'); os.umask(0o27)
 forkserver.ensure_running()
-os.environ.update(PARENT=str(os.getpid()), GROUP=str(os.getpgid(0)), VALUE='a b', OMP_NUM_THREADS='1')
+os.environ.update(PARENT=str(os.getpid()), GROUP=str(os.getpgid(0)), VALUE='a b', **SETTINGS)
 os.environ['KEY'] = multiprocessing.current_process().authkey.hex()
 os.chdir('/')
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])

@@ -40,8 +40,9 @@ def test_the_context_needs_no_import() -> None:
     assert done.stdout == "True muster muster.forkserver\n", done.stderr
 
 
-def test_a_process_matches_a_spawned_one(program: Callable[..., Job]) -> None:
-    job = program(MATCH, FACTS)
+@pytest.mark.parametrize("settings", ["{}", '{"OMP_NUM_THREADS": "1"}'])
+def test_a_process_matches_a_spawned_one(program: Callable[..., Job], settings: str) -> None:
+    job = program(MATCH, FACTS, SETTINGS=settings)
     assert differences(job) == set()
     drawn = [line.split()[1:] for line in job.out.splitlines() if line.startswith("random")]
     assert len({word for words in drawn for word in words}) == 12, drawn

@@ -7,10 +7,11 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from forkserver_program import FACTS, MATCH, differences
-from launching import TIMEOUT, Job, call_warm, wait_until, warm_zygote
+from launching import TIMEOUT, Job, call_warm, marked_processes, wait_until, warm_zygote
 
 pytest.importorskip("torch")
 
@@ -23,12 +24,20 @@ def warm(muster: str, own_runtime: None) -> Iterator[dict[str, str]]:
         yield settings
 
 
+@pytest.mark.parametrize("settings", ["{}", '{"OMP_NUM_THREADS": "1"}'])
 def test_a_process_of_a_warm_zygote_matches_a_spawned_one(
-    program: Callable[..., Job], muster: str, warm: dict[str, str]
+    program: Callable[..., Job], muster: str, warm: dict[str, str], settings: str
 ) -> None:
-    job = program(MATCH, FACTS, **warm)
+    before = served(muster, warm)
+    job = program(MATCH, FACTS, **warm, SETTINGS=settings)
     assert differences(job) == {"group"}
-    assert "0 runs now, 1 in total" in call_warm(muster, warm, "status").stdout
+    assert served(muster, warm) == before + 1
+
+
+def served(muster: str, warm: dict[str, str]) -> int:
+    """The programs that have had a fork server."""
+    (found,) = re.findall(r"0 runs now, (\d+) in total", call_warm(muster, warm, "status").stdout)
+    return int(found)
 
 
 WARM = """
@@ -76,12 +85,37 @@ def test_a_killed_program_leaves_nothing_in_a_warm_zygote(
 def test_a_program_with_other_settings_has_its_own_fork_server(
     program: Callable[..., Job], muster: str, warm: dict[str, str]
 ) -> None:
-    before = call_warm(muster, warm, "status").stdout.partition(" in total")[0]
+    before = served(muster, warm)
     job = program("start(print, 'done').join()", **warm, PYTHONHASHSEED="0")
     assert job.finish() == 0, job.err
     assert job.out == "done\n"
     assert job.left_behind() == []
-    assert call_warm(muster, warm, "status").stdout.startswith(before)
+    assert served(muster, warm) == before
+
+
+def test_a_module_that_comes_before_one_of_the_warm_zygote(
+    program: Callable[..., Job], warm: dict[str, str], tmp_path: Path
+) -> None:
+    """The program gets a fork server of its own, which imports this module."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/mpmath.py").write_text("where = 'own'\n")
+    text = f"sys.path.insert(0, {str(tmp_path / 'own')!r})\nstart(show).join()"
+    functions = "def show(): import mpmath; say('mpmath', getattr(mpmath, 'where', 'installed'))"
+    job = program(text, functions, **warm)
+    assert job.finish() == 0, job.err
+    assert "refuses" not in job.err
+    assert job.out == "mpmath own\n"
+    assert job.left_behind() == []
+
+
+def test_a_program_that_calls_exec_leaves_nothing(
+    program: Callable[..., Job], muster: str, warm: dict[str, str]
+) -> None:
+    job = program(WARM + "os.execvp('tail', ['tail', '-f', '/dev/null'])", **warm)
+    job.expect(r"child \d+")
+    wait_until(lambda: marked_processes(job.mark) == [job.process.pid])
+    wait_until(lambda: "0 runs now" in call_warm(muster, warm, "status").stdout)
+    assert Path(f"/proc/{job.process.pid}/cmdline").read_text().startswith("tail")
 
 
 def test_a_warm_zygote_that_does_not_answer_is_not_waited_for(

@@ -80,12 +80,13 @@ def test_a_loopback_that_is_down_is_named(launch: Launch) -> None:
     assert ["the loopback interface is down" in job.err for job in jobs] == [False, True]
 
 
-# What `docker run --read-only --tmpfs /run` makes, for another user than root outside.
+# What `docker run --read-only --tmpfs /run` makes when a user without root's rights calls it.
 CONTAINER = """
 ip link set lo up
 mount -t tmpfs -o size=64m shm /dev/shm
 mount -t tmpfs -o size=1m run /run
 mount -o remount,bind,ro /
+! mountpoint -q /tmp || mount -o remount,bind,ro /tmp
 exec "$0" "$@"
 """
 NAMESPACES = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc", "--net", "--ipc", "--uts",

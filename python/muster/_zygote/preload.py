@@ -15,7 +15,15 @@ from .processes import threads
 # If one of these is open, a library has a device context, which a forked process cannot use.
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci", "/dev/accel")
 # The modules that init_process_group("muster") imports, if muster is installed.
-BACKEND_MODULES = ("muster._backend", "multiprocessing.util")
+BACKEND_MODULES = ("muster._backend", "muster._torch_patches", "multiprocessing.util")
+# Modules that training scripts usually import next. The warm zygote imports them, and no client waits for that.
+COMMON_MODULES = (
+    "torch._dynamo",
+    "torch.utils.data",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "muster.forkserver._child",
+)
 
 
 class RefusedError(Exception):

@@ -167,8 +167,8 @@ class Server:
 
     def _adapt(self, request: Request) -> None:
         """Does once what every worker would have to do."""
-        wanted = threads_wanted(request.environment)
-        if wanted not in (0, self._blas_threads):
+        wanted = threads_wanted(request.environment, request.cpus)
+        if wanted != self._blas_threads:
             set_blas_threads(wanted)
             self._blas_threads = wanted
         if request.script and import_for(request.script):

@@ -16,20 +16,12 @@ import time
 from collections.abc import Sequence
 
 from . import forks, server
-from .preload import ImportedPackages, RefusedError, UnfitError, import_all
+from .preload import COMMON_MODULES, ImportedPackages, RefusedError, UnfitError, import_all
 from .processes import PR_SET_CHILD_SUBREAPER, adopt_orphans, children, prctl, send_signal, set_title, use_huge_pages
 from .server import receive
 from .worker import Request
 
 CLIENT_TIMEOUT = 2.0  # for a client to send its request
-# Modules that training scripts usually import next. No client waits for this import.
-COMMON_MODULES = (
-    "torch._dynamo",
-    "torch.utils.data",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "muster.forkserver._child",
-)
 # Properties that must be equal in the agent and in the zygote, because a fork passes them to the workers.
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 STATUS = ("Uid:", "Gid:", "Groups:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
@@ -68,7 +60,7 @@ class WarmZygote:
         self._inode = inode
         self._idle = idle
         self._preload = preload
-        self.forks_processes = False  # in a forked zygote: it is the fork server of a program
+        self.forks_processes = False  # in a forked zygote: True if it is the fork server of a program
         self._runs: set[int] = set()
         self._served = 0  # runs since the imports, with those that have ended
         self._ends_at = time.monotonic() + idle

@@ -77,19 +77,19 @@ def replace_environment(environment: dict[bytes, bytes]) -> None:
             os.environb[name] = value
 
 
-def threads_wanted(environment: Mapping[bytes, bytes]) -> int:
-    """The value of OMP_NUM_THREADS, or 0."""
+def threads_wanted(environment: Mapping[bytes, bytes], cpus: Sequence[int] = ()) -> int:
+    """The value of OMP_NUM_THREADS, or else the number of CPUs."""
     number = environment.get(b"OMP_NUM_THREADS", b"").partition(b",")[0]
-    return int(number) if number.isdigit() else 0
+    return int(number) if number.isdigit() and int(number) else len(cpus or os.sched_getaffinity(0))
 
 
 THREADS_AT_IMPORT = threads_wanted(os.environb)
 
 
 def set_torch_threads() -> None:
-    """Sets the threads again: torch read OMP_NUM_THREADS at import, and this process may have another value."""
+    """Sets the threads again: torch read OMP_NUM_THREADS and the CPUs at import, and this process may have others."""
     now = threads_wanted(os.environb)
-    if now not in (0, THREADS_AT_IMPORT):
+    if now != THREADS_AT_IMPORT:
         sys.modules["torch"].set_num_threads(now)
 
 

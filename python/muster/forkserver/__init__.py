@@ -64,7 +64,10 @@ def preload(*modules: str) -> None:
 
 
 def ensure_running() -> None:
-    """Starts the fork server if there is none. Does not wait until it has imported torch."""
+    """Starts the fork server if there is none. Does not wait until it has imported torch.
+
+    Waits for a zygote of `muster warm` that does not answer, for 2 s.
+    """
     from muster.forkserver._client import client
 
     client.ensure_running()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import io
 import os
 import socket
+import sys
 import weakref
 from multiprocessing import resource_tracker, spawn, util
 from typing import NoReturn
@@ -22,10 +24,25 @@ def main() -> None:
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     client.adopt(channel)
     os.umask(umask)
+    _buffer_output()
     for finalizer in weakref.finalize._registry.values():  # type: ignore[attr-defined]
         finalizer.atexit = False  # of objects of the fork server, such as torch's operators, which take 30 ms
     os.lseek(data, 0, os.SEEK_SET)
     _exit(spawn._main(data, link.detach()))  # type: ignore[attr-defined]
+
+
+def _buffer_output() -> None:
+    """A warm zygote is called with -u, and a spawned process is not."""
+    if os.environ.get("PYTHONUNBUFFERED") or not getattr(sys.stdout, "write_through", False):
+        return
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        old = getattr(sys, name)
+        raw = io.FileIO(fd, "w", closefd=False)
+        raw.name = f"<{name}>"
+        by_lines = fd == 2 or raw.isatty()
+        new = io.TextIOWrapper(io.BufferedWriter(raw), old.encoding, old.errors, line_buffering=by_lines)
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
 
 
 def _exit(status: int) -> NoReturn:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import signal
 import socket
 import sys
 import threading
@@ -13,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from multiprocessing import spawn, util
 from pathlib import Path
 
-from muster._programs import find_program
+from muster._programs import find_beside
 
 IMPORT_TIMEOUT = 300.0  # seconds, for a fork server to import torch
-WARM_TIMEOUT = 20.0  # for a warm zygote to answer
+WARM_TIMEOUT = 2.0  # for a warm zygote to answer, which takes it milliseconds
 FORK_TIMEOUT = 60.0
 # Imports the zygote's package alone: nothing of muster, and nothing from the current directory.
 _LOAD = """import sys
@@ -36,6 +35,10 @@ class ForkServerError(RuntimeError):
     """The fork server cannot start, or cannot fork a process."""
 
 
+class RefusedError(ForkServerError):
+    """The fork server cannot fork this process."""
+
+
 class LostError(ForkServerError):
     """The fork server has ended."""
 
@@ -47,7 +50,10 @@ class Client:
         self._modules: list[str] = []
         self._pid = 0  # of the server, or of `muster warm attach`; 0 in a process that it has forked
         self._channel: socket.socket | None = None
+        self._link: socket.socket | None = None  # `muster warm attach` ends when it is closed
         self._ready = False
+        self._has_forked = False
+        self._may_attach = True
         self.reset_lock()
 
     def reset_lock(self) -> None:
@@ -77,6 +83,10 @@ class Client:
             return self._fork(stdin)
         except LostError:  # it was killed, perhaps long ago
             return self._fork(stdin)
+        except RefusedError:
+            if not self._leave_warm():
+                raise
+            return self._fork(stdin)
 
     def _fork(self, stdin: int) -> tuple[int, socket.socket, socket.socket]:
         status, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -93,7 +103,8 @@ class Client:
                     self._forget(channel)
                 raise
             if kind != "started":
-                raise ForkServerError(f'the fork server refuses: {text}. The start method "spawn" needs no fork server')
+                raise RefusedError(f'the fork server refuses: {text}. The start method "spawn" needs no fork server')
+            self._has_forked = True
             on_error.pop_all()
         return int(text), status, duplicate
 
@@ -121,24 +132,33 @@ class Client:
 
     def _attach(self) -> bool:
         """Gets a fork server from the zygote that `muster warm` keeps, if there is one with the same modules."""
-        try:
-            program = find_program("muster")
-        except FileNotFoundError:
+        program = find_beside("muster") if self._may_attach and "MUSTER_RUN_ID" not in os.environ else None
+        # An agent waits for all processes of its workers, and so they must be its descendants.
+        if program is None or _has_options():
             return False
-        if _has_options():
-            return False
-        with self._new_channel() as (channel, server_end):
-            fds = [channel.fileno(), server_end.fileno()]
-            words = [program, "warm", "attach", str(os.getpid()), *map(str, fds), sys.executable, *self._modules]
+        from muster._zygote.preload import COMMON_MODULES  # not at the top: processes have none of these modules
+
+        self._link, theirs = socket.socketpair()
+        with theirs, self._new_channel() as (channel, server_end):
+            fds = [theirs.fileno(), channel.fileno(), server_end.fileno()]
+            modules = [name for name in self._modules if name not in COMMON_MODULES]
+            words = [program, "warm", "attach", *map(str, fds), sys.executable, *modules]
             self._pid = util.spawnv_passfds(os.fsencode(program), words, fds)
         try:
             self._await_ready(channel, WARM_TIMEOUT)
         except ForkServerError:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)  # it waits for a zygote that does not answer
             self._forget(channel)
             return False
         return True
+
+    def _leave_warm(self) -> bool:
+        """False if this is a server of its own, or has processes, which would be killed."""
+        with self._lock:
+            if self._link is None or self._has_forked or self._channel is None:
+                return False
+            self._may_attach = False
+            self._forget(self._channel)
+            return True
 
     def _start(self) -> None:
         path = spawn.get_preparation_data("")["sys_path"]
@@ -181,6 +201,9 @@ class Client:
         if self._channel is channel:
             self._channel = None
             channel.close()
+            if self._link is not None:
+                self._link.close()
+                self._link = None
             if self._pid:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(self._pid, 0)  # it ends: the channel is closed

@@ -12,7 +12,6 @@
 
 #include "muster/launch/command.h"
 #include "muster/launch/options/option_values.h"
-#include "muster/launch/process_tree.h"
 #include "muster/launch/workers/warm.h"
 #include "muster/launch/workers/zygote_program.h"
 
@@ -54,12 +53,10 @@ void pass_on(const Fd& signals, const Fd& channel) {
 
 int attach_to_warm(const std::string& own_path, const std::vector<std::string>& args) {
   if (args.size() < 4) return 2;
-  const pid_t program_pid = to_number<pid_t>(args[0]).value_or(0);
+  const Fd program(to_number<int>(args[0]).value_or(-1));
   const Fd channel(to_number<int>(args[1]).value_or(-1));
   Fd server_end(to_number<int>(args[2]).value_or(-1));
   const Fd signals = take_signals();
-  const Fd program = open_process(program_pid);
-  if (::getppid() != program_pid || !program || !signals) return 1;  // it has ended
   const Environment environment = current_environment();
   const WarmKey key{name_of_warm(own_path, environment, args[3]), {args.begin() + 4, args.end()}, environment};
   const auto path = warm_path(key);
@@ -67,7 +64,7 @@ int attach_to_warm(const std::string& own_path, const std::vector<std::string>& 
   if (!zygote || !send_message(zygote->get(), "fork", {server_end.get(), STDERR_FILENO})) return 1;
   server_end.reset();
   while (true) {
-    std::array<pollfd, 3> events = {{{program.get(), POLLIN, 0}, {channel.get(), 0, 0}, {signals.get(), POLLIN, 0}}};
+    std::array<pollfd, 3> events = {{{program.get(), 0, 0}, {channel.get(), 0, 0}, {signals.get(), POLLIN, 0}}};
     if (::poll(events.data(), events.size(), -1) < 0 && errno != EINTR) return 1;
     if (events[0].revents != 0 || events[1].revents != 0) return 0;
     pass_on(signals, channel);

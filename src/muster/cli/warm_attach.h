@@ -6,7 +6,7 @@
 namespace muster {
 
 /// `muster warm attach PROGRAM CHANNEL SERVER_END PYTHON [MODULE...]`: a program that uses muster.forkserver starts it.
-/// PROGRAM is that program's pid; CHANNEL and SERVER_END are the descriptors of a socket pair.
+/// The first three are descriptors: a socket whose other end the program closes at its end, and a socket pair.
 ///
 /// Asks the warm zygote of this Python and these modules for a fork server, which gets SERVER_END. Then passes signals
 /// on to it until the program or the fork server ends. A terminal signals all processes of the program's group, but the

@@ -165,7 +165,7 @@ WorkerTimers::Events Agent::timer_events() {
                            {{"worker_pid", timer.pid}, {"scope", timer.scope}, {"signal", timer.signal}});
         const std::string what = "its timer '" + timer.scope + "' has expired";
         console_.notice(fmt::format("process {} on host {}: {}", timer.pid, host_, what));
-        if (timer.signal != 0) supervisor_->expect_end(timer.pid, what);
+        if (timer.signal != 0) supervisor_->expect_end(timer.pid, timer.signal, what);
       },
       [this](const std::string& text) { console_.notice(text); },
   };
@@ -293,6 +293,7 @@ int Agent::run() {
   if (event_log_) event_log_->record("run_ended", {{"status", outcome.status}, {"report", outcome.report}});
   console_.flush(kFlushTime);
   leave_error_file();
+  timers_.reset();
   supervisor_.reset();  // restores the default effect of signals
   for (const int number : kForwardedSignals)
     if (!options_.ends_job(number)) ::signal(number, SIG_IGN);  // there is no worker any more that could get it

@@ -122,7 +122,9 @@ void Supervisor::worker_ended(Slot& slot, int wait_status) {
 // The kernel counts a kill before it sends the signal.
 std::string Supervisor::cause_of(const Slot& slot) const {
   if (phase_ != Phase::kRunning) return "";  // this launcher kills workers when it stops them
-  if (!slot.expected_cause.empty() || slot.exit->signal != SIGKILL) return slot.expected_cause;
+  const int signal = slot.exit->signal;
+  if (signal != 0 && signal == slot.expected_signal) return slot.expected_cause;
+  if (signal != SIGKILL) return "";
   const CgroupMemory memory = cgroup_memory(options_.root);
   return memory.oom_kills > oom_kills_ ? out_of_memory_cause(memory) : "";
 }
@@ -160,9 +162,11 @@ void Supervisor::end_leftovers() {
   stop();
 }
 
-void Supervisor::expect_end(pid_t pid, const std::string& cause) {
+void Supervisor::expect_end(pid_t pid, int signal, const std::string& cause) {
   const auto slot = std::ranges::find(slots_, pid, &Slot::pid);
-  if (slot != slots_.end()) slot->expected_cause = cause;
+  if (slot == slots_.end()) return;
+  slot->expected_signal = signal;
+  slot->expected_cause = cause;
 }
 
 void Supervisor::stop(int number) {

@@ -54,8 +54,8 @@ class Supervisor {
   Result<> start(const std::vector<WorkerSpec>& specs);
   /// Sends a signal to the workers. They go on if they handle it.
   void forward(int number) { launcher_.signal(number); }
-  /// The reason to report if this worker ends before stop().
-  void expect_end(pid_t pid, const std::string& cause);
+  /// The reason to report if this signal ends this worker before stop().
+  void expect_end(pid_t pid, int signal, const std::string& cause);
   /// Ends the workers and the processes that they left behind (WorkerLauncher::terminate()). SIGKILL follows after the
   /// shutdown timeout.
   void stop(int number = SIGTERM);
@@ -72,6 +72,7 @@ class Supervisor {
     pid_t pid = 0;  // 0: not yet started
     std::unique_ptr<WorkerOutput> out, err;
     std::string error_file;
+    int expected_signal = 0;
     std::string expected_cause;
     std::optional<WorkerExit> exit;
 

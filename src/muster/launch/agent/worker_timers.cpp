@@ -22,19 +22,34 @@ namespace {
 constexpr size_t kMaxTimers = 512;  // each one needs a descriptor
 constexpr double kMaxSeconds = 1e9;
 
-// Makes a pipe that only this user can open. Replaces the pipe of an earlier launcher, but no other file.
+bool is_pipe(const std::string& path) {
+  struct stat file {};
+  return ::lstat(path.c_str(), &file) == 0 && S_ISFIFO(file.st_mode);
+}
+
+// True if a process reads this pipe: the launcher of an outer job, whose workers have its path.
+bool is_served(const std::string& path) {
+  return is_pipe(path) && Fd(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
+}
+
+// Makes a pipe that only this user can open. Replaces the pipe of a launcher that was killed, but no other file.
 Result<Fd> make_pipe(const std::string& path) {
-  struct stat old {};
-  if (::lstat(path.c_str(), &old) == 0 && S_ISFIFO(old.st_mode)) ::unlink(path.c_str());
+  if (is_pipe(path)) ::unlink(path.c_str());
   if (::mkfifo(path.c_str(), 0600) != 0) return fail_errno(errno, "cannot make the timers' pipe " + path);
   // It is open for writing as well, so that it has no end when no worker writes.
-  Fd pipe(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  Fd pipe(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
   if (!pipe) return fail_errno(errno, "cannot open the timers' pipe " + path);
   return pipe;
 }
 
+bool is_same_file(const std::string& path, const Fd& pipe) {
+  struct stat named {
+  }, opened{};
+  return ::lstat(path.c_str(), &named) == 0 && ::fstat(pipe.get(), &opened) == 0 && named.st_ino == opened.st_ino;
+}
+
 double now_in_seconds() {
-  // tidy: allow(clock) workers ask for a date
+  // tidy: allow(clock) requests have the time of the system clock
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
@@ -44,7 +59,7 @@ Result<std::unique_ptr<WorkerTimers>> WorkerTimers::from_environment(Loop& loop,
                                                                      const std::string& scratch, Events events) {
   if (value_of(environment, "TORCHELASTIC_ENABLE_FILE_TIMER") != "1") return nullptr;
   std::string path = value_of(environment, "TORCHELASTIC_TIMER_FILE");
-  if (path.empty()) path = scratch + "/timers";
+  if (path.empty() || is_served(path)) path = scratch + "/timers";
   MUSTER_ASSIGN(Fd pipe, make_pipe(path));
   std::unique_ptr<WorkerTimers> timers(new WorkerTimers(loop, std::move(path), std::move(pipe), std::move(events)));
   auto* self = timers.get();
@@ -57,7 +72,7 @@ WorkerTimers::WorkerTimers(Loop& loop, std::string path, Fd pipe, Events events)
 
 WorkerTimers::~WorkerTimers() {
   loop_.unwatch(pipe_.get());
-  ::unlink(path_.c_str());
+  if (is_same_file(path_, pipe_)) ::unlink(path_.c_str());
 }
 
 void WorkerTimers::read() {
@@ -70,7 +85,10 @@ void WorkerTimers::read() {
     take(std::string_view(text_).substr(begin, end - begin));
   text_.erase(0, begin);
   // A worker writes a request at once, and the kernel does not mix writes of this size.
-  if (text_.size() > PIPE_BUF) refuse(fmt::format("a request of more than {} bytes", PIPE_BUF)), text_.clear();
+  if (text_.size() > PIPE_BUF) {
+    refuse(fmt::format("a request of more than {} bytes", PIPE_BUF));
+    text_.clear();
+  }
   wait_for_next();
 }
 
@@ -83,10 +101,11 @@ void WorkerTimers::take(std::string_view line) {
   using nlohmann::json;
   if (!request.is_object() || !has("pid", &json::is_number_unsigned) || !has("scope_id", &json::is_string) ||
       !has("expiration_time", &json::is_number) || !has("signal", &json::is_number_integer))
-    return refuse(fmt::format("'{:.200}' is no request", line));
+    return refuse(fmt::format("'{:.200}' is not a request for a timer", line));
   const auto pid = request["pid"].get<uint64_t>();
   const auto signal = request["signal"].get<int64_t>();
-  if (pid == 0 || pid > INT_MAX || signal > SIGRTMAX) return refuse(fmt::format("'{:.200}' is no request", line));
+  if (pid == 0 || pid > INT_MAX || signal > SIGRTMAX)
+    return refuse(fmt::format("'{:.200}' is not a request for a timer", line));
   const std::pair key(static_cast<pid_t>(pid), request["scope_id"].get<std::string>());
   const double time = request["expiration_time"].get<double>();
   timers_.erase(key);

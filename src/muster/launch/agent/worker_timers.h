@@ -34,8 +34,8 @@ class WorkerTimers {
     std::function<void(const std::string&)> notice;  ///< a request was refused
   };
 
-  /// Makes the pipe, at TORCHELASTIC_TIMER_FILE or in the directory `scratch`, if TORCHELASTIC_ENABLE_FILE_TIMER is 1;
-  /// else null.
+  /// Makes the pipe if TORCHELASTIC_ENABLE_FILE_TIMER is 1; else null. It is at TORCHELASTIC_TIMER_FILE, or in the
+  /// directory `scratch` if that is not set or is the pipe of another launcher that runs.
   static Result<std::unique_ptr<WorkerTimers>> from_environment(Loop& loop, const Environment& environment,
                                                                 const std::string& scratch, Events events);
   ~WorkerTimers();

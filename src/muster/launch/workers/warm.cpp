@@ -21,9 +21,9 @@ constexpr size_t kDigestDigits = 24;
 // OMP_NUM_THREADS is not included, because workers set it. torchrun's variables are not included, because they differ
 // between runs.
 constexpr std::array kReadAtStart = {
-    "PYTHON", "LD_",    "OMP_", "GOMP_", "KMP_",   "MKL_",    "OPENBLAS_", "BLIS_",  "TORCH",       "PYTORCH",
-    "CUDA_",  "NVIDIA", "HIP_", "ROCR_", "GLIBC_", "MALLOC_", "LANG",      "LC_",    "TZ",          "NUMPY_",
-    "NPY_",   "HOME",   "HF_",  "XLA_",  "ASAN_",  "TSAN_",   "LSAN_",     "UBSAN_", "VIRTUAL_ENV", "ATEN_"};
+    "PYTHON", "LD_",  "OMP_",  "GOMP_",  "KMP_",    "MKL_",   "OPENBLAS_",   "BLIS_", "TORCH",     "PYTORCH", "CUDA_",
+    "NVIDIA", "HIP_", "ROCR_", "GLIBC_", "MALLOC_", "LANG",   "LC_",         "TZ",    "NUMPY_",    "NPY_",    "HOME",
+    "HF_",    "XLA_", "ASAN_", "TSAN_",  "LSAN_",   "UBSAN_", "VIRTUAL_ENV", "ATEN_", "COVERAGE_", "COV_"};
 
 bool matters_at_start(const std::string& name) {
   if (name == "OMP_NUM_THREADS" || name == "PYTHONUNBUFFERED" || name.starts_with("TORCHELASTIC_")) return false;

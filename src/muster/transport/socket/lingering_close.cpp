@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -16,6 +17,8 @@ class LingeringClose {
   bool advance() { return write() && discard(); }
   int fd() const { return stream_->fd(); }
   uint32_t interest() const { return all_sent_ ? EPOLLIN : EPOLLIN | EPOLLOUT; }
+  /// True if bytes have moved since the last call.
+  bool has_moved() { return std::exchange(moved_, false); }
 
  private:
   bool write() {
@@ -24,6 +27,7 @@ class LingeringClose {
       if (!written) return false;
       if (*written == 0) return true;
       sent_ += *written;
+      moved_ = true;
     }
     if (!all_sent_) shutdown(fd(), SHUT_WR);
     all_sent_ = true;
@@ -37,6 +41,7 @@ class LingeringClose {
       const Result<size_t> got = stream_->read(waste);
       if (!got) return false;
       if (*got == 0) break;
+      moved_ = true;
     }
     return true;
   }
@@ -44,8 +49,17 @@ class LingeringClose {
   std::unique_ptr<Stream> stream_;
   Bytes bytes_;
   size_t sent_ = 0;
-  bool all_sent_ = false;
+  bool all_sent_ = false, moved_ = false;
 };
+
+void end_when_idle(Loop& loop, std::weak_ptr<LingeringClose> closing, int times_left) {
+  loop.after(kLingerIdleTime, [&loop, closing = std::move(closing), times_left] {
+    const auto self = closing.lock();
+    if (!self) return;
+    if (times_left == 0 || !self->has_moved()) return loop.unwatch(self->fd());
+    end_when_idle(loop, closing, times_left - 1);
+  });
+}
 
 }  // namespace
 
@@ -59,9 +73,7 @@ void linger(Loop& loop, std::unique_ptr<Stream> stream, Bytes final_bytes) {
     (void)loop.modify(self->fd(), self->interest());
   });
   if (!watched) return;
-  loop.after(kLingerTime, [weak = std::weak_ptr(closing), &loop] {
-    if (const auto self = weak.lock()) loop.unwatch(self->fd());
-  });
+  end_when_idle(loop, closing, kLingerTime / kLingerIdleTime);
 }
 
 }  // namespace muster
