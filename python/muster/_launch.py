@@ -98,6 +98,7 @@ def options_of(config: LaunchConfig) -> list[str]:
         "--event-log-handler": config.event_log_handler,
         "--signals-to-handle": getattr(config, "signals_to_handle", None),
         "--shutdown-timeout": getattr(config, "shutdown_timeout", None),
+        "--log-line-prefix-template": config.log_line_prefix_template,
         "--duplicate-stdout-filters": _joined(getattr(config, "duplicate_stdout_filters", None)),
         "--duplicate-stderr-filters": _joined(getattr(config, "duplicate_stderr_filters", None)),
         **_logs(config.logs_specs),

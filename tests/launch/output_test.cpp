@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/host_name.h"
 #include "muster/base/random.h"
 
 namespace muster {
@@ -173,6 +174,7 @@ TEST(RankPrefix, HasAColorForEachRankIfEnabled) {
 
 TEST(ExpandPrefix, ReplacesTorchrunsNames) {
   EXPECT_EQ(expand_prefix("[${role_name}${rank}/$local_rank] $other ", "trainer", 12, 3), "[trainer12/3] $other ");
+  EXPECT_EQ(expand_prefix("${hostname}:${rank}: ", "trainer", 12, 3), host_name() + ":12: ");
   EXPECT_EQ(expand_prefix("", "trainer", 1, 1), "");
 }
 

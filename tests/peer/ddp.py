@@ -24,7 +24,7 @@ REWRITES = {
     r"\.to\((self\.)?(rank|device_id)\)": '.to("cpu")',
     r"@skip_if_no_gpu(?=\n)": "@unchanged",
     r"backend_feature\[\"cuda\"\]": 'backend_feature["ddp"]',
-    r"torch\.device\(rank\)": '"cpu"',
+    r"torch\.device\((rank|f\"cuda:{rank:d}\")\)": '"cpu"',
     r"rank_to_GPU\[int\(r\)\]\[0\]": "int(r)",
     r"list\(rank_to_GPU\[rank\]\)": "[0]",
     r"\bdevice = self\.rank(?=\n)": 'device = "cpu"',

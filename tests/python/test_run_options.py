@@ -5,6 +5,7 @@ import os
 import pty
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -129,9 +130,13 @@ def test_filters_select_ranks_to_show_and_tee(launch: Launch, script: Callable[[
 
 def test_torchruns_template_makes_the_prefix(launch: Launch, script: Callable[[str], Path]) -> None:
     template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name}${rank}]: "}
-    job = launch("--role=trainer", script("print('hello')"), env=template)
+    path = script("print('hello')")
+    job = launch("--role=trainer", path, env=template)
     assert job.finish() == 0, job.err
     assert job.out == "[trainer0]: hello\n"
+    job = launch("--log-line-prefix-template=${hostname}:${rank}: ", path, env=template)
+    assert job.finish() == 0, job.err
+    assert job.out == f"{socket.gethostname()}:0: hello\n"
 
 
 def test_an_unwritable_log_directory_is_named(launch: Launch, tmp_path: Path) -> None:
@@ -236,7 +241,7 @@ VALUES = {
     "redirects": "0:1", "tee": "0:2", "local_ranks_filter": "0", "node_rank": "0", "master_addr": "127.0.0.1",
     "master_port": "29500", "local_addr": "127.0.0.1", "logs_specs": "default", "event_log_handler": "null",
     "shutdown_timeout": "3", "signals_to_handle": "SIGUSR1", "duplicate_stdout_filters": "a",
-    "duplicate_stderr_filters": "a",
+    "duplicate_stderr_filters": "a", "log_line_prefix_template": "a",
 }  # fmt: skip
 
 

@@ -65,9 +65,11 @@ def wrong_splits(rank: int) -> None:
     for arguments, text in cases:
         with pytest.raises(ValueError, match=text):
             dist.split_group(**arguments)
-    gloo = dist.new_group(backend="gloo")
-    with pytest.raises(RuntimeError, match="No device associated"):  # torch's own function
-        dist.split_group(gloo, [[0, 1]])
+    if (
+        torch.torch_version.TorchVersion(torch.__version__) < "2.15"
+    ):  # torch's own function; from 2.15 on it splits groups of Gloo
+        with pytest.raises(RuntimeError, match="No device associated"):
+            dist.split_group(dist.new_group(backend="gloo"), [[0, 1]])
     dist.barrier()
 
 
@@ -77,7 +79,8 @@ def test_wrong_splits_are_named(ranks: RankPool) -> None:
 
 def count_calls(rank: int) -> None:
     group: Any = dist.new_group()
-    group._set_sequence_number_for_group()
+    if hasattr(group, "_set_sequence_number_for_group"):  # up to torch 2.14
+        group._set_sequence_number_for_group()
     before = group._get_sequence_number_for_group()
     for _ in range(3):
         dist.all_reduce(torch.ones(2), group=group)

@@ -81,6 +81,8 @@ constexpr OptionRow kTable[] = {
     {kOutput, "-r,--redirects", "STREAMS",
      "write only to files: 0 none, 1 stdout, 2 stderr, 3 both; by local rank: 0:1,1:2", &Raw::redirects},
     {kOutput, "-t,--tee", "STREAMS", "write to files and the console (3 with --log-dir and no -r)", &Raw::tee},
+    {kOutput, "--log-line-prefix-template", "TEXT",
+     "before each line: with ${role_name}, ${rank}, ${local_rank}, ${hostname}", &Raw::prefix_template},
     {kOutput, "--local-ranks-filter", "RANK,...", "show only the output of these local ranks",
      &Raw::local_ranks_filter},
     {kOutput, "--duplicate-stdout-filters", "WORD,...", "copy lines with one of these words to filtered_stdout.log",

@@ -14,7 +14,7 @@ struct RawOptions {
               signals = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::string start_method, preload, numa_binding, replace;
   std::string log_dir, redirects = "0", tee = "0", local_ranks_filter, stdout_filters, stderr_filters, logs_specs,
-                       event_log = "null";
+                       event_log = "null", prefix_template;
   bool standalone = false, tiered = false, no_warm = false, virtual_local_rank = false, reachable_master_addr = false;
   bool module = false, code = false, no_python = false, run_path = false;
   bool dry_run = false, help = false, until_stdin_ends = false;

@@ -131,6 +131,7 @@ Result<> read_output(ParseContext& r) {
                     r.raw.local_ranks_filter, o.nproc, o.nproc - 1));
   o.stdout_filters = split_list(r.raw.stdout_filters);
   o.stderr_filters = split_list(r.raw.stderr_filters);
+  o.prefix_template = r.raw.prefix_template;
   if (r.raw.event_log != "null") o.event_log = r.raw.event_log;
   return {};
 }

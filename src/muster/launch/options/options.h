@@ -117,6 +117,7 @@ struct RunOptions {
   StreamChoice redirects, tee;                              ///< streams that go only to files; to files and the console
   std::set<int> local_ranks_filter;                         ///< workers that the console shows; empty: all
   std::vector<std::string> stdout_filters, stderr_filters;  ///< --duplicate-stdout-filters, --duplicate-stderr-filters
+  std::string prefix_template;                              ///< of lines of output; empty: "[rank 3] "
   std::string event_log;                                    ///< --event-log-handler: empty, "console" or a file
 
   // Nodes that are started by ssh.

@@ -4,6 +4,8 @@
 
 #include <iterator>
 
+#include "muster/base/host_name.h"
+
 namespace muster {
 namespace {
 
@@ -75,8 +77,10 @@ std::string rank_prefix(int rank, bool color) {
 
 std::string expand_prefix(std::string_view pattern, std::string_view role, int rank, int local_rank) {
   std::string out(pattern);
-  const std::pair<std::string, std::string> values[] = {
-      {"local_rank", std::to_string(local_rank)}, {"role_name", std::string(role)}, {"rank", std::to_string(rank)}};
+  const std::pair<std::string, std::string> values[] = {{"local_rank", std::to_string(local_rank)},
+                                                        {"role_name", std::string(role)},
+                                                        {"rank", std::to_string(rank)},
+                                                        {"hostname", host_name()}};
   for (const auto& [name, value] : values) {
     for (const auto& written : {"${" + name + "}", "$" + name}) {
       for (size_t at = 0; (at = out.find(written, at)) != std::string::npos; at += value.size())

@@ -58,7 +58,7 @@ class Terminal {
 
 /// "[rank 3] ", with `color` in the color of this rank.
 std::string rank_prefix(int rank, bool color);
-/// Replaces ${role_name}, ${rank} and ${local_rank} in torchrun's prefixes, also without the braces.
+/// Replaces ${role_name}, ${rank}, ${local_rank} and ${hostname} in torchrun's prefixes, also without the braces.
 std::string expand_prefix(std::string_view pattern, std::string_view role, int rank, int local_rank);
 
 /// Copies one stream of one worker to a Terminal.

@@ -79,9 +79,10 @@ Fd OutputFiles::open_file(const std::string& path) {
 }
 
 std::string OutputFiles::prefix(int rank, int local_rank) const {
-  const auto pattern = environment_.find("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
-  if (pattern == environment_.end()) return rank_prefix(rank, console_.color());
-  return expand_prefix(pattern->second, options_.role, rank, local_rank);
+  const auto variable = environment_.find("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+  const bool has_option = !options_.prefix_template.empty();
+  if (!has_option && variable == environment_.end()) return rank_prefix(rank, console_.color());
+  return expand_prefix(has_option ? options_.prefix_template : variable->second, options_.role, rank, local_rank);
 }
 
 std::unique_ptr<WorkerOutput> OutputFiles::open(int rank, int local_rank, Streams which, Fd pipe) {
