@@ -65,9 +65,8 @@ def wrong_splits(rank: int) -> None:
     for arguments, text in cases:
         with pytest.raises(ValueError, match=text):
             dist.split_group(**arguments)
-    if (
-        torch.torch_version.TorchVersion(torch.__version__) < "2.15"
-    ):  # torch's own function; from 2.15 on it splits groups of Gloo
+    # From 2.15 on torch's own function splits groups of Gloo.
+    if torch.torch_version.TorchVersion(torch.__version__) < "2.15":
         with pytest.raises(RuntimeError, match="No device associated"):
             dist.split_group(dist.new_group(backend="gloo"), [[0, 1]])
     dist.barrier()
