@@ -34,7 +34,7 @@ function(muster_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
-  if(MUSTER_SANITIZE OR CMAKE_CROSSCOMPILING)  # the latter under an emulator
+  if(MUSTER_SANITIZE OR CMAKE_CROSSCOMPILING)  # cross-compiled tests run under an emulator
     math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")
   endif()
   add_executable(${name} ${ARG_SOURCES})

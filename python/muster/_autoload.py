@@ -2,7 +2,7 @@
 init_process_group("muster") and multiprocessing.get_context("muster") need no import, and all backends accept
 init_method="redis://..." and "etcd://...".
 
-load() runs in every process that imports torch. Therefore it takes microseconds, loads nothing native, and does not
+load() runs in every process that imports torch. Therefore it takes a millisecond, loads nothing native, and does not
 fail. If muster was built for another torch, the error comes when a group is created or muster is imported.
 """
 
@@ -43,7 +43,7 @@ def load() -> None:
 
 
 def _patch_torch() -> None:
-    """Replaces functions of torch (_torch_patches.py). Further calls do nothing."""
+    """Replaces functions of torch by those of _torch_patches.py. Further calls do nothing."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -63,16 +63,16 @@ def _patch_torch() -> None:
 
 
 def _patched(original: Callable[..., Any], name: str) -> Any:
-    """Returns a function that calls the patch of this name, and imports it when it is first called."""
-    patch: Callable[..., Any] | None = None
+    """Returns a function that calls the replacement of this name. Its first call imports the module."""
+    replacement: Callable[..., Any] | None = None
 
     @functools.wraps(original)
     def function(*arguments: Any, **named: Any) -> Any:
-        nonlocal patch
-        if patch is None:
+        nonlocal replacement
+        if replacement is None:
             # load() has imported it if muster cannot run. Then importing the package is an error.
-            patch = importlib.import_module("muster._torch_patches").PATCHES[name](original)
-        return patch(*arguments, **named)
+            replacement = importlib.import_module("muster._torch_patches").PATCHES[name](original)
+        return replacement(*arguments, **named)
 
     return function
 

@@ -2,15 +2,14 @@
 accelerator, keeps a coalescing block that failed, has no way to replace a backend, and expects the job's store at
 MASTER_ADDR.
 
-torch offers no hooks for these. PATCHES has the function that replaces each one, and passes groups of other backends
-on to torch's own. `import torch` puts small functions in their places, before other code can import the names; the
-first call of one imports this module (_autoload.py).
+torch offers no hooks for these. PATCHES has a replacement for each function, which passes groups of other backends on
+to torch's own. `import torch` only puts a small function in each place (_autoload.py), before other code can import the
+names. The first call of one of them imports this module.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -39,7 +38,6 @@ def _is_group(argument: object) -> bool:
 
 
 def _routed(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def function(*arguments: Any, **named: Any) -> Any:
         group = named.get("group", next(filter(_is_group, arguments), None))
         return (ours if _ours(group) else original)(*arguments, **named)
@@ -79,7 +77,6 @@ def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns torch's manager with a block of our own. `original` was made by contextlib.contextmanager()."""
     generator = original.__wrapped__  # type: ignore[attr-defined]
 
-    @functools.wraps(original)
     def manager(*arguments: Any, **named: Any) -> _CoalescingBlock:
         return _CoalescingBlock(generator, arguments, named)
 
@@ -91,7 +88,6 @@ def _replacing(create: Callable[..., Any]) -> Callable[..., Any]:
     `import torch`.
     """
 
-    @functools.wraps(create)
     def function(*arguments: Any, **named: Any) -> Any:
         if not os.environ.get("MUSTER_REPLACE"):
             return create(*arguments, **named)
@@ -106,7 +102,6 @@ def _redirecting(original: Callable[..., None]) -> Callable[..., None]:
     and MASTER_PORT connect to their node's port of the job's store. A script may change both variables.
     """
 
-    @functools.wraps(original)
     def init(
         self: dist.TCPStore,
         host_name: str,
@@ -128,7 +123,6 @@ def _redirecting(original: Callable[..., None]) -> Callable[..., None]:
 def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns torch's split_group(), or our own for groups of the CPU alone. torch has none for those."""
 
-    @functools.wraps(original)
     def function(parent_pg: dist.ProcessGroup | None = None, *arguments: Any, **named: Any) -> Any:
         if _ours(parent_pg) and len((parent_pg or c10d._get_default_group())._device_types) == 1:
             from muster import _split
@@ -142,7 +136,6 @@ def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
 def _numbered(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of ProcessGroup that calls `ours` for groups of the muster backend."""
 
-    @functools.wraps(original)
     def method(group: dist.ProcessGroup) -> Any:
         return (ours if _is_muster(group) else original)(group)
 
@@ -165,7 +158,8 @@ def _set_pg_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) 
     (group or c10d._get_default_group()).set_timeout(timeout)
 
 
-# By the name in torch.distributed.distributed_c10d or in the class: makes the replacement of torch's function.
+# By the name in torch.distributed.distributed_c10d, or of the class and the method: makes a replacement from torch's
+# function.
 PATCHES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "monitored_barrier": lambda original: _routed(original, _monitored_barrier),
     "_set_pg_timeout": lambda original: _routed(original, _set_pg_timeout),

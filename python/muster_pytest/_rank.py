@@ -92,7 +92,7 @@ def _form_group(job: Job) -> None:
     )
     dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=job.size, timeout=limit)
     if "gloo" in job.backend:
-        dist.barrier()  # because Gloo cannot connect to a rank that has already left, after a test without collectives
+        dist.barrier()  # a rank whose test has no collectives might leave before Gloo has connected another one to it
 
 
 def _result_of(error: BaseException, test: Test, function: Callable[..., object] | None) -> Result:

@@ -201,7 +201,7 @@ class _Ranks:
 
 
 def _unpickled(data: bytes) -> BaseException | None:
-    """None if there is none, or this process cannot make it, although the rank can. The rank's report is shown."""
+    """None if there is none, or if only the rank can make it. The rank's report is shown in any case."""
     try:
         exception: BaseException = pickle.loads(data)
     except Exception:

@@ -134,8 +134,8 @@ def runtime() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def own_runtime(runtime: Path) -> Iterator[None]:
-    """The user may have a warm zygote, which tests do not use."""
+def without_users_zygote(runtime: Path) -> Iterator[None]:
+    """Tests use no zygote that the user keeps warm."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(runtime))
         yield
@@ -158,9 +158,17 @@ def run_environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def launch(muster: str, run_environment: dict[str, str]) -> Iterator[Launch]:
-    """launch(words...) starts `muster run words...`. The test's end kills what is left of it."""
-    jobs: list[Job] = []
+def jobs() -> Iterator[list[Job]]:
+    """The test's end kills what is left of the jobs in this list."""
+    started: list[Job] = []
+    yield started
+    for job in started:
+        job.close()
+
+
+@pytest.fixture
+def launch(muster: str, run_environment: dict[str, str], jobs: list[Job]) -> Launch:
+    """launch(words...) starts `muster run words...`."""
 
     def start(
         *words: str | Path, env: dict[str, str] | None = None, stdin: int | None = None, before: Sequence[str] = ()
@@ -168,15 +176,12 @@ def launch(muster: str, run_environment: dict[str, str]) -> Iterator[Launch]:
         jobs.append(Job([*before, muster, "run", *words], {**run_environment, **(env or {})}, stdin))
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        job.close()
+    return start
 
 
 @pytest.fixture
-def run_to_end() -> Iterator[Callable[..., Job]]:
+def run_to_end(jobs: list[Job]) -> Callable[..., Job]:
     """run_to_end(words, environment) returns the program's job after its end. It left no process behind."""
-    jobs: list[Job] = []
 
     def start(words: Sequence[str | Path], env: dict[str, str] | None = None) -> Job:
         jobs.append(Job(words, env))
@@ -184,15 +189,12 @@ def run_to_end() -> Iterator[Callable[..., Job]]:
         assert jobs[-1].left_behind() == []
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        job.close()
+    return start
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def program(tmp_path: Path, jobs: list[Job]) -> Callable[..., Job]:
     """program(text) starts a script that has these lines in its main part, after functions that tests need."""
-    jobs: list[Job] = []
 
     def start(text: str, functions: str = "", **env: str) -> Job:
         path = tmp_path / "program.py"
@@ -201,9 +203,7 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         jobs.append(Job([sys.executable, path], env))
         return jobs[-1]
 
-    yield start
-    for job in jobs:
-        job.close()
+    return start
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ def facts():
 """
 
 
+# Prints the facts of a spawned process, then of two forked ones. All get the variables in SETTINGS.
 MATCH = """
 SETTINGS = json.loads(os.environ.pop('SETTINGS'))
 import multiprocessing

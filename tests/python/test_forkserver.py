@@ -23,7 +23,7 @@ from launching import TIMEOUT, Job, is_gone, wait_until, write_module_that_opens
 from muster import forkserver
 
 CONTEXT = forkserver.get_context()
-pytestmark = pytest.mark.usefixtures("own_runtime")  # without the user's warm zygote
+pytestmark = pytest.mark.usefixtures("without_users_zygote")
 
 
 def run_in_child(body: Callable[..., Any], *arguments: Any) -> Any:

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
-def warm(muster: str, own_runtime: None) -> Iterator[dict[str, str]]:
+def warm(muster: str, without_users_zygote: None) -> Iterator[dict[str, str]]:
     """Settings with which programs use a warm zygote."""
     settings = {"MUSTER_BIN": muster, "MUSTER_PYTHON": sys.executable}
     with warm_zygote(muster, settings):

@@ -94,7 +94,7 @@ NAMESPACES = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--moun
 TRAINING = """
 import torch
 import torch.distributed as dist
-print('pid of the launcher', os.getppid(), 'threads', os.environ['OMP_NUM_THREADS'], flush=True)
+print('threads', os.environ['OMP_NUM_THREADS'], flush=True)
 dist.init_process_group('muster')
 for length in (1, 1 << 20):
     data = torch.full((length,), float(rank + 1))
@@ -135,7 +135,7 @@ def test_a_job_runs_in_a_container(container: list[str], launch: Launch, script:
 
 
 def test_a_container_is_stopped_by_sigterm(container: list[str], launch: Launch) -> None:
-    """As PID 1, which gets no signal that it does not handle."""
+    """The launcher is PID 1 there, and the kernel gives that process no signal without a handler."""
     code = "trap 'echo handled; exit 0' TERM; echo ready; while true; do sleep 0.1; done"
     job = launch("--no-python", "sh", "-c", code, before=container, env={"TMPDIR": "/run"})
     job.expect("ready")

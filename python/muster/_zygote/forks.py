@@ -12,8 +12,8 @@ A fork has the descriptors of `start` (src/muster/launch/workers/zygote.cpp), th
 socket. The words of its command after the fifth are the program's sys.path. A process is killed when the other end of
 its status socket is closed: its parent has ended. When the channel is closed, the server kills what is left, and ends.
 
-A warm zygote forks such a server, too. Its processes are in another session than the program. `muster warm attach`
-passes on the signals that the program's group gets, as `signal N` over the channel.
+A warm zygote forks such a server, too. The processes of that server are in another session than the program. When the
+program's process group gets a signal, `muster warm attach` sends `signal N` over the channel.
 """
 
 from __future__ import annotations
@@ -113,8 +113,7 @@ def _send(status: int, text: str) -> None:
         os.write(status, text.encode(errors="replace"))
 
 
-def serve_program(channel: socket.socket, preload: Sequence[str] | None, packages: ImportedPackages) -> Request:
-    """Returns only in forked processes. `preload`: None if all modules are imported already."""
-    if preload is not None:
-        set_title([f"muster: fork server of {os.getppid()}"])
+def serve_program(channel: socket.socket, preload: Sequence[str], packages: ImportedPackages) -> Request:
+    """Returns only in forked processes."""
+    set_title([f"muster: fork server of {os.getppid()}"])
     return serve(channel, preload, packages, ForkServer)

@@ -6,8 +6,10 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 
-from . import forks, server, warm
+from . import warm
+from .forks import serve_program
 from .preload import ImportedPackages
+from .server import serve
 from .worker import Request, run
 
 SOCKET = 4
@@ -19,7 +21,7 @@ def main(words: Sequence[str], at_start: frozenset[str], fd: int = SOCKET) -> No
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)
     roles: dict[str, Callable[[socket.socket, Sequence[str], ImportedPackages], Request]]
-    roles = {"cold": server.serve, "fork": forks.serve_program, "warm": warm.serve_runs}
+    roles = {"cold": serve, "fork": serve_program, "warm": warm.serve_runs}
     own = [name for name in sys.modules if name.startswith(str(__package__))]
     request = roles[role](channel, rest, ImportedPackages(at_start))
     for name in own:

@@ -15,13 +15,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from . import forks, server
+from .forks import ForkServer
 from .preload import COMMON_MODULES, ImportedPackages, RefusedError, UnfitError, import_all
 from .processes import PR_SET_CHILD_SUBREAPER, adopt_orphans, children, prctl, send_signal, set_title, use_huge_pages
-from .server import receive
+from .server import Server, receive, serve
 from .worker import Request
 
 CLIENT_TIMEOUT = 2.0  # for a client to send its request
+# The clients that get a forked zygote, by their request: the agent of a run, and a program of muster.forkserver.
+SERVERS = {b"run": Server, b"fork": ForkServer}
 # Properties that must be equal in the agent and in the zygote, because a fork passes them to the workers.
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 STATUS = ("Uid:", "Gid:", "Groups:", "CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:")
@@ -60,7 +62,6 @@ class WarmZygote:
         self._inode = inode
         self._idle = idle
         self._preload = preload
-        self.forks_processes = False  # in a forked zygote: True if it is the fork server of a program
         self._runs: set[int] = set()
         self._served = 0  # runs since the imports, with those that have ended
         self._ends_at = time.monotonic() + idle
@@ -83,8 +84,10 @@ class WarmZygote:
             self._stopping = True  # stops after the client that started this zygote has read the failure
         self._ends_at = time.monotonic() + self._idle
 
-    def serve_runs(self) -> socket.socket | None:
-        """Returns None when it was stopped or idle. In a forked zygote, returns the channel to the agent of its run."""
+    def serve_clients(self) -> tuple[socket.socket, type[Server]] | None:
+        """Returns None when it was stopped or idle. In a forked zygote, returns the channel to its client and what it
+        serves there.
+        """
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         poll.register(self._listener, select.POLLIN)
@@ -100,9 +103,9 @@ class WarmZygote:
                     os.read(self._wake, 4096)
             self._reap()
             if self._listener.fileno() in ready:
-                channel = self._serve_client()
-                if channel is not None:
-                    return channel
+                forked = self._serve_client()
+                if forked is not None:
+                    return forked
             elif not self._runs and time.monotonic() >= self._ends_at:
                 self._stop()
             if self._stopping and self._listener.fileno() >= 0:
@@ -131,7 +134,7 @@ class WarmZygote:
             if pid not in self._runs:
                 send_signal(pid, signal.SIGKILL)
 
-    def _serve_client(self) -> socket.socket | None:
+    def _serve_client(self) -> tuple[socket.socket, type[Server]] | None:
         client, _ = self._listener.accept()
         with client:
             pid, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -140,9 +143,9 @@ class WarmZygote:
             client.settimeout(CLIENT_TIMEOUT)
             try:
                 data, fds, _ = receive(client)
-                if data in (b"run", b"fork") and len(fds) == 2:
-                    self.forks_processes = data == b"fork"
-                    return self._run(pid, socket.socket(fileno=fds[0]), fds[1])
+                if data in SERVERS and len(fds) == 2:
+                    channel = socket.socket(fileno=fds[0])
+                    return (channel, SERVERS[data]) if self._fork(pid, SERVERS[data], channel, fds[1]) else None
                 for fd in fds:
                     os.close(fd)
                 if data == b"stop":
@@ -165,8 +168,8 @@ class WarmZygote:
         }
         return "".join(f"{name} {value}\n" for name, value in facts.items())
 
-    def _run(self, agent: int, channel: socket.socket, output: int) -> socket.socket | None:
-        """Forks a zygote for the run. In the child, returns the run's channel."""
+    def _fork(self, client: int, server: type[Server], channel: socket.socket, output: int) -> bool:
+        """Forks a zygote for the client. Returns True in the child."""
         pid = -1
         if self._failure:
             _refuse(channel, self._failure)
@@ -174,26 +177,27 @@ class WarmZygote:
             _refuse(channel, "a module that the warm zygote imported has changed; it restarts")
             if not self._runs:
                 self._start_again()
-        elif reason := _incompatibility(agent):
+        elif reason := _incompatibility(client):
             _refuse(channel, reason)
         else:
             pid = os.fork()
         if pid == 0:
             try:
-                self._adopt_context(agent, output)
+                self._adopt_context(client, output)
+                set_title([f"muster: {_title(client, server)}"])
             except (OSError, ValueError) as error:
                 _refuse(channel, f"the warm zygote cannot take over the run's settings: {error}")
                 os._exit(0)
-            return channel
+            return True
         if pid > 0:
             self._runs.add(pid)
             self._served += 1
         channel.close()
         os.close(output)
-        return None
+        return False
 
-    def _adopt_context(self, agent: int, output: int) -> None:
-        """Applies the state that a child of the agent would have inherited."""
+    def _adopt_context(self, client: int, output: int) -> None:
+        """Applies the state that a child of the client would have inherited."""
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -204,17 +208,15 @@ class WarmZygote:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        os.chdir(f"/proc/{agent}/cwd")
-        os.umask(int(_status(agent)["Umask:"], 8))
+        os.chdir(f"/proc/{client}/cwd")
+        os.umask(int(_status(client)["Umask:"], 8))
         for name in dir(resource):
             if name.startswith("RLIMIT_"):
                 kind = getattr(resource, name)
-                resource.setrlimit(kind, resource.prlimit(agent, kind))
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, agent))
-        os.sched_setaffinity(0, os.sched_getaffinity(agent))
-        _enter_cgroup(agent)
-        title = f"fork server of {_status(agent)['PPid:']}" if self.forks_processes else f"zygote of the run of {agent}"
-        set_title([f"muster: {title}"])
+                resource.setrlimit(kind, resource.prlimit(client, kind))
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, client))
+        os.sched_setaffinity(0, os.sched_getaffinity(client))
+        _enter_cgroup(client)
 
     def _start_again(self) -> None:
         """Restarts the interpreter in this process. During the restart, new clients wait in the listener's queue."""
@@ -247,6 +249,11 @@ def _refuse(channel: socket.socket, reason: str) -> None:
 def _status(pid: int | str) -> dict[str, str]:
     with open(f"/proc/{pid}/status", errors="replace") as file:
         return {words[0]: " ".join(words[1:]) for words in map(str.split, file) if words}
+
+
+def _title(client: int, server: type[Server]) -> str:
+    # The client of a fork server is `muster warm attach`, a child of the program.
+    return f"fork server of {_status(client)['PPid:']}" if server is ForkServer else f"zygote of the run of {client}"
 
 
 def _incompatibility(agent: int) -> str:
@@ -300,8 +307,9 @@ def serve_runs(listener: socket.socket, words: Sequence[str], packages: Imported
     set_title(["muster: warm zygote", sys.executable, *preload])
     warm.warm_up()
     packages.update()
-    channel = warm.serve_runs()
-    if channel is None:
+    forked = warm.serve_clients()
+    if forked is None:
         os._exit(0)
     prctl(PR_SET_CHILD_SUBREAPER, 0)
-    return (forks.serve_program if warm.forks_processes else server.serve)(channel, None, packages)
+    channel, server = forked
+    return serve(channel, None, packages, server)

@@ -50,9 +50,9 @@ class Client:
         self._modules: list[str] = []
         self._pid = 0  # of the server, or of `muster warm attach`; 0 in a process that it has forked
         self._channel: socket.socket | None = None
-        self._link: socket.socket | None = None  # `muster warm attach` ends when it is closed
+        self._link: socket.socket | None = None  # `muster warm attach` ends when it is closed; None: no warm zygote
         self._ready = False
-        self._has_forked = False
+        self._has_forked = False  # this server has forked a process
         self._may_attach = True
         self.reset_lock()
 
@@ -104,7 +104,8 @@ class Client:
                 raise
             if kind != "started":
                 raise RefusedError(f'the fork server refuses: {text}. The start method "spawn" needs no fork server')
-            self._has_forked = True
+            with self._lock:
+                self._has_forked = True
             on_error.pop_all()
         return int(text), status, duplicate
 
@@ -132,9 +133,10 @@ class Client:
 
     def _attach(self) -> bool:
         """Gets a fork server from the zygote that `muster warm` keeps, if there is one with the same modules."""
-        program = find_beside("muster") if self._may_attach and "MUSTER_RUN_ID" not in os.environ else None
-        # An agent waits for all processes of its workers, and so they must be its descendants.
-        if program is None or _has_options():
+        # An agent waits for all processes of its workers, so these must be its descendants.
+        is_worker = "MUSTER_RUN_ID" in os.environ
+        program = find_beside("muster")
+        if program is None or is_worker or _has_options() or not self._may_attach:
             return False
         from muster._zygote.preload import COMMON_MODULES  # not at the top: processes have none of these modules
 
@@ -152,7 +154,7 @@ class Client:
         return True
 
     def _leave_warm(self) -> bool:
-        """False if this is a server of its own, or has processes, which would be killed."""
+        """Returns False if the server is not that of a warm zygote, or has forked processes, which would be killed."""
         with self._lock:
             if self._link is None or self._has_forked or self._channel is None:
                 return False
@@ -175,7 +177,7 @@ class Client:
             on_error.enter_context(channel)
             yield channel, server_end
             on_error.pop_all()
-        self._channel, self._ready = channel, False
+        self._channel, self._ready, self._has_forked = channel, False, False
 
     def _await_ready(self, channel: socket.socket, timeout: float = IMPORT_TIMEOUT) -> None:
         # Peeks, because copies of this process, made by os.fork(), wait for the same message. It is the only one here.

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "muster/launch/command.h"
+#include "muster/launch/failure.h"
 #include "muster/launch/options/option_values.h"
 #include "muster/launch/workers/warm.h"
 #include "muster/launch/workers/zygote_program.h"
@@ -52,7 +53,7 @@ void pass_on(const Fd& signals, const Fd& channel) {
 }  // namespace
 
 int attach_to_warm(const std::string& own_path, const std::vector<std::string>& args) {
-  if (args.size() < 4) return 2;
+  if (args.size() < 4) return print_error("warm", "attach is a part of muster.forkserver, and not a command", 2);
   const Fd program(to_number<int>(args[0]).value_or(-1));
   const Fd channel(to_number<int>(args[1]).value_or(-1));
   Fd server_end(to_number<int>(args[2]).value_or(-1));

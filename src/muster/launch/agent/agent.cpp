@@ -102,7 +102,6 @@ Result<> Agent::prepare() {
   if (!is_loopback_up())
     console_.notice("the loopback interface is down: workers cannot reach MASTER_ADDR until `ip link set lo up`");
   MUSTER_ASSIGN(health_, HealthServer::from_environment(loop_, environment_));
-  MUSTER_ASSIGN(timers_, WorkerTimers::from_environment(loop_, environment_, scratch_, timer_events()));
   MUSTER_ASSIGN(outputs_, OutputFiles::create(loop_, console_, options_, environment_, scratch_));
   MUSTER_ASSIGN(event_log_, EventLog::open(options_, host_, console_));
   event_log_->record("run_started", {{"nproc", options_.nproc}, {"nnodes", options_.nnodes_max}});
@@ -111,6 +110,7 @@ Result<> Agent::prepare() {
   const Supervisor::Options options{host_, *outputs_, handled_signals(options_.signals), options_.shutdown_timeout,
                                     zygote_.get()};
   MUSTER_ASSIGN(supervisor_, Supervisor::create(loop_, console_, options, worker_events()));
+  MUSTER_ASSIGN(timers_, WorkerTimers::from_environment(loop_, environment_, scratch_, timer_events()));
   return {};
 }
 

@@ -119,12 +119,12 @@ void Supervisor::worker_ended(Slot& slot, int wait_status) {
   slot.exit->ok() ? finish_when_all_succeeded() : report_failure(slot);
 }
 
-// The kernel counts a kill before it sends the signal.
 std::string Supervisor::cause_of(const Slot& slot) const {
   if (phase_ != Phase::kRunning) return "";  // this launcher kills workers when it stops them
   const int signal = slot.exit->signal;
   if (signal != 0 && signal == slot.expected_signal) return slot.expected_cause;
   if (signal != SIGKILL) return "";
+  // The kernel counts a kill before it sends the signal.
   const CgroupMemory memory = cgroup_memory(options_.root);
   return memory.oom_kills > oom_kills_ ? out_of_memory_cause(memory) : "";
 }

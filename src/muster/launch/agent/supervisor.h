@@ -72,7 +72,7 @@ class Supervisor {
     pid_t pid = 0;  // 0: not yet started
     std::unique_ptr<WorkerOutput> out, err;
     std::string error_file;
-    int expected_signal = 0;
+    int expected_signal = 0;  // 0: none
     std::string expected_cause;
     std::optional<WorkerExit> exit;
 

@@ -9,18 +9,20 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <csignal>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "muster/launch/process_tree.h"
 
 namespace muster {
 namespace {
 
-constexpr size_t kMaxTimers = 512;  // each one needs a descriptor
-constexpr double kMaxSeconds = 1e9;
+constexpr size_t kMaxTimers = 512;   // each one needs a descriptor
+constexpr double kMaxSeconds = 1e9;  // so that a timer fits in a Duration
 
 bool is_pipe(const std::string& path) {
   struct stat file {};
@@ -43,9 +45,35 @@ Result<Fd> make_pipe(const std::string& path) {
 }
 
 bool is_same_file(const std::string& path, const Fd& pipe) {
-  struct stat named {
-  }, opened{};
-  return ::lstat(path.c_str(), &named) == 0 && ::fstat(pipe.get(), &opened) == 0 && named.st_ino == opened.st_ino;
+  struct stat named {};
+  struct stat opened {};
+  return ::lstat(path.c_str(), &named) == 0 && ::fstat(pipe.get(), &opened) == 0 && named.st_dev == opened.st_dev &&
+         named.st_ino == opened.st_ino;
+}
+
+struct TimerRequest {
+  pid_t pid = 0;
+  std::string scope;
+  double time = 0;  // in seconds since 1970; negative: remove the timer
+  int signal = 0;
+};
+
+// Nothing if the line is not a request.
+std::optional<TimerRequest> parse_request(std::string_view line) {
+  using nlohmann::json;
+  const auto request = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const auto has = [&](const char* name, bool (json::*is)() const noexcept) {
+    const auto field = request.find(name);
+    return field != request.end() && ((*field).*is)();
+  };
+  if (!request.is_object() || !has("pid", &json::is_number_unsigned) || !has("scope_id", &json::is_string) ||
+      !has("expiration_time", &json::is_number) || !has("signal", &json::is_number_integer))
+    return std::nullopt;
+  const auto pid = request["pid"].get<uint64_t>();
+  const auto signal = request["signal"].get<int64_t>();
+  if (pid == 0 || pid > INT_MAX || signal > SIGRTMAX) return std::nullopt;
+  return TimerRequest{static_cast<pid_t>(pid), request["scope_id"].get<std::string>(),
+                      request["expiration_time"].get<double>(), static_cast<int>(std::max<int64_t>(signal, 0))};
 }
 
 double now_in_seconds() {
@@ -93,31 +121,19 @@ void WorkerTimers::read() {
 }
 
 void WorkerTimers::take(std::string_view line) {
-  const auto request = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  const auto has = [&](const char* name, bool (nlohmann::json::*is)() const noexcept) {
-    const auto field = request.find(name);
-    return field != request.end() && ((*field).*is)();
-  };
-  using nlohmann::json;
-  if (!request.is_object() || !has("pid", &json::is_number_unsigned) || !has("scope_id", &json::is_string) ||
-      !has("expiration_time", &json::is_number) || !has("signal", &json::is_number_integer))
-    return refuse(fmt::format("'{:.200}' is not a request for a timer", line));
-  const auto pid = request["pid"].get<uint64_t>();
-  const auto signal = request["signal"].get<int64_t>();
-  if (pid == 0 || pid > INT_MAX || signal > SIGRTMAX)
-    return refuse(fmt::format("'{:.200}' is not a request for a timer", line));
-  const std::pair key(static_cast<pid_t>(pid), request["scope_id"].get<std::string>());
-  const double time = request["expiration_time"].get<double>();
+  const auto request = parse_request(line);
+  if (!request) return refuse(fmt::format("'{:.200}' is not a request for a timer", line));
+  const std::pair key(request->pid, request->scope);
   timers_.erase(key);
-  if (time < 0) return;
-  Fd process = open_process(key.first);
+  if (request->time < 0) return;
+  Fd process = open_process(request->pid);
   if (!process && errno == ESRCH) return;  // it has ended
-  if (!process) return refuse(fmt::format("cannot watch process {}: {}", key.first, std::strerror(errno)));
+  if (!process) return refuse(fmt::format("cannot watch process {}: {}", request->pid, std::strerror(errno)));
   if (timers_.size() >= kMaxTimers) std::erase_if(timers_, [](const auto& t) { return has_ended(t.second.process); });
   if (timers_.size() >= kMaxTimers) return refuse(fmt::format("there are {} timers already", kMaxTimers));
-  const double left = std::clamp(time - now_in_seconds(), 0.0, kMaxSeconds);
-  const auto at = loop_.clock().now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(left));
-  timers_[key] = {std::move(process), at, static_cast<int>(std::max<int64_t>(signal, 0))};
+  const std::chrono::duration<double> left(std::clamp(request->time - now_in_seconds(), 0.0, kMaxSeconds));
+  const TimePoint at = loop_.clock().now() + std::chrono::duration_cast<Duration>(left);
+  timers_[key] = {std::move(process), at, request->signal};
 }
 
 void WorkerTimers::refuse(const std::string& why) { events_.notice(fmt::format("timers of {}: {}", path_, why)); }

@@ -27,10 +27,10 @@ class WorkerTimers {
   struct Expired {
     pid_t pid = 0;
     std::string scope;
-    int signal = 0;  ///< that the process got; 0: none, as it asked for
+    int signal = 0;  ///< that the process gets; 0: none, as it asked for
   };
   struct Events {
-    std::function<void(const Expired&)> expired;
+    std::function<void(const Expired&)> expired;     ///< called before the signal
     std::function<void(const std::string&)> notice;  ///< a request was refused
   };
 

@@ -52,12 +52,13 @@ class LingeringClose {
   bool all_sent_ = false, moved_ = false;
 };
 
-void end_when_idle(Loop& loop, std::weak_ptr<LingeringClose> closing, int times_left) {
-  loop.after(kLingerIdleTime, [&loop, closing = std::move(closing), times_left] {
+// Checks once in each kLingerIdleTime.
+void end_when_idle(Loop& loop, std::weak_ptr<LingeringClose> closing, int periods_left) {
+  loop.after(kLingerIdleTime, [&loop, closing = std::move(closing), periods_left] {
     const auto self = closing.lock();
     if (!self) return;
-    if (times_left == 0 || !self->has_moved()) return loop.unwatch(self->fd());
-    end_when_idle(loop, closing, times_left - 1);
+    if (periods_left == 0 || !self->has_moved()) return loop.unwatch(self->fd());
+    end_when_idle(loop, closing, periods_left - 1);
   });
 }
 
