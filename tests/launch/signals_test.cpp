@@ -79,5 +79,23 @@ TEST_F(SignalPipeTest, ReportsChildrenDespiteAnIgnoredSigchld) {
   ::signal(SIGCHLD, SIG_DFL);
 }
 
+TEST(SignalNames, AreThoseOfTheSystem) {
+  // As `kill -l` prints them.
+  EXPECT_EQ(signal_name(SIGTERM), "SIGTERM");
+  EXPECT_EQ(signal_name(SIGHUP), "SIGHUP");
+  EXPECT_EQ(signal_name(SIGSYS), "SIGSYS");
+  EXPECT_EQ(signal_name(SIGRTMIN + 2), "SIGRTMIN+2");
+  EXPECT_EQ(signal_name(99), "signal 99");
+  for (int number = 1; number < 32; ++number) EXPECT_EQ(signal_number(signal_name(number)), number);
+}
+
+TEST(SignalNames, AreReadInAnySpelling) {
+  EXPECT_EQ(signal_number("SIGUSR1"), SIGUSR1);
+  EXPECT_EQ(signal_number("usr1"), SIGUSR1);
+  EXPECT_EQ(signal_number("sigUSR1"), SIGUSR1);
+  EXPECT_EQ(signal_number("USR3"), std::nullopt);
+  EXPECT_EQ(signal_number(""), std::nullopt);
+}
+
 }  // namespace
 }  // namespace muster

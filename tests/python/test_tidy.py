@@ -84,6 +84,7 @@ def test_a_clean_tree_has_no_findings(tmp_path: Path) -> None:
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n' + body("system(c);"), "3: shell"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n' + body("usleep(3);"), "3: sleep"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n' + body("std::stoi(x);"), "3: stoi"),
+        ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n' + body("return gettid();"), "3: glibc"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\nvolatile int v;\n', "2: volatile"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\n#include <immintrin.h>\n', "2: intrinsics"),
         ("src/muster/base/a.cpp", '#include "muster/base/a.h"\nstd::chrono::steady_clock c;\n', "2: clock"),

@@ -2,6 +2,8 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -41,7 +43,9 @@ int wait_for_events(int epoll, std::span<epoll_event> events, Duration timeout) 
   if (timeout >= kForever) return epoll_wait(epoll, events.data(), static_cast<int>(events.size()), -1);
   if (ns > 0 && has_pwait2.load(std::memory_order_relaxed)) {
     const timespec spec{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
-    const int n = epoll_pwait2(epoll, events.data(), static_cast<int>(events.size()), &spec, nullptr);
+    // Not epoll_pwait2(): glibc has it only since 2.35.
+    const int n = static_cast<int>(
+        ::syscall(__NR_epoll_pwait2, epoll, events.data(), static_cast<int>(events.size()), &spec, nullptr, 0));
     if (n >= 0 || errno != ENOSYS) return n;
     has_pwait2.store(false, std::memory_order_relaxed);
   }

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <iterator>
@@ -16,6 +15,7 @@
 #include <sstream>
 
 #include "muster/base/bytes.h"
+#include "muster/launch/signals.h"
 
 namespace muster {
 namespace {
@@ -25,11 +25,6 @@ constexpr int kOwnLines = 6;      // lines of the failed rank's stderr, if there
 constexpr int kLastLines = 2;     // lines of another rank's stderr; if it has none, one line of its stdout
 constexpr size_t kLastRanks = 4;  // most outputs of other ranks that a report shows
 constexpr size_t kMaxTail = 400;  // bytes of one output
-
-std::string signal_name(int number) {
-  const char* abbreviation = ::sigabbrev_np(number);
-  return abbreviation != nullptr ? std::string("SIG") + abbreviation : "unknown";
-}
 
 std::string last_lines(std::string_view text, int count) {
   while (text.ends_with('\n')) text.remove_suffix(1);

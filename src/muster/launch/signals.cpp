@@ -7,11 +7,24 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <csignal>
+#include <utility>
 
 namespace muster {
 namespace {
+
+// sigabbrev_np() would know them, but glibc has it only since 2.32.
+constexpr std::array<std::pair<int, std::string_view>, 31> kSignals{{
+    {SIGHUP, "SIGHUP"},   {SIGINT, "SIGINT"},       {SIGQUIT, "SIGQUIT"},   {SIGILL, "SIGILL"},   {SIGTRAP, "SIGTRAP"},
+    {SIGABRT, "SIGABRT"}, {SIGBUS, "SIGBUS"},       {SIGFPE, "SIGFPE"},     {SIGKILL, "SIGKILL"}, {SIGUSR1, "SIGUSR1"},
+    {SIGSEGV, "SIGSEGV"}, {SIGUSR2, "SIGUSR2"},     {SIGPIPE, "SIGPIPE"},   {SIGALRM, "SIGALRM"}, {SIGTERM, "SIGTERM"},
+    {SIGCHLD, "SIGCHLD"}, {SIGSTKFLT, "SIGSTKFLT"}, {SIGCONT, "SIGCONT"},   {SIGSTOP, "SIGSTOP"}, {SIGTSTP, "SIGTSTP"},
+    {SIGTTIN, "SIGTTIN"}, {SIGTTOU, "SIGTTOU"},     {SIGURG, "SIGURG"},     {SIGXCPU, "SIGXCPU"}, {SIGXFSZ, "SIGXFSZ"},
+    {SIGPROF, "SIGPROF"}, {SIGVTALRM, "SIGVTALRM"}, {SIGWINCH, "SIGWINCH"}, {SIGPOLL, "SIGPOLL"}, {SIGPWR, "SIGPWR"},
+    {SIGSYS, "SIGSYS"},
+}};
 
 std::atomic<int> write_end{-1};  // a signal handler can reach only globals; set before the handlers, reset after
 
@@ -23,6 +36,22 @@ void on_signal(int number) {
 }
 
 }  // namespace
+
+std::string signal_name(int number) {
+  for (const auto& [known, name] : kSignals)
+    if (known == number) return std::string(name);
+  if (number >= SIGRTMIN && number <= SIGRTMAX) return "SIGRTMIN+" + std::to_string(number - SIGRTMIN);
+  return "signal " + std::to_string(number);
+}
+
+std::optional<int> signal_number(std::string_view name) {
+  std::string upper(name);
+  for (char& c : upper) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  if (!upper.starts_with("SIG")) upper.insert(0, "SIG");
+  for (const auto& [number, known] : kSignals)
+    if (known == upper) return number;
+  return std::nullopt;
+}
 
 std::vector<int> handled_signals(std::vector<int> ending) {
   for (const int number : kForwardedSignals)

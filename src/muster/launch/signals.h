@@ -6,12 +6,20 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "muster/io/fd.h"
 #include "muster/io/loop.h"
 
 namespace muster {
+
+/// "SIGTERM", "SIGRTMIN+2"; "signal 99" for a number without a name.
+std::string signal_name(int number);
+/// The number of "SIGTERM", "TERM" or "term". None for other texts, and for real-time signals.
+std::optional<int> signal_number(std::string_view name);
 
 /// Workers get these signals as they are, because programs handle them, for example to write a checkpoint (Slurm's
 /// --signal). Any other signal that ends the job becomes SIGTERM for the workers.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -182,7 +181,7 @@ void Agent::on_connected(const Result<>& connected) {
 }
 
 void Agent::on_signal(int number) {
-  const std::string name = std::string("SIG") + ::sigabbrev_np(number);
+  const std::string name = signal_name(number);
   event_log_->record("signal", {{"signal", name}});
   if (options_.ends_job(number)) return state_.signaled(number, monitor_is_gone());
   if (!state_.has_workers()) return;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstring>
 
 #include "muster/launch/failure.h"
 #include "muster/launch/signals.h"
@@ -119,7 +118,7 @@ void AgentStateMachine::signaled(int number, bool monitor_is_gone) {
   if (monitor_is_gone || leaves || (outcome_ && outcome_->status != 0)) actions_.kill_workers();
   if (monitor_is_gone) return end({128 + SIGKILL, "`muster run` was killed on host " + host_});
   if (leaves) return stop(AfterStop::kLeave);
-  const std::string signal = fmt::format("SIG{} on host {}", ::sigabbrev_np(number), host_);
+  const std::string signal = signal_name(number) + " on host " + host_;
   const bool has_root = phase_ != AgentPhase::kConnecting;
   // SIGTERM means that the system takes this host away. An elastic job continues if enough other nodes are left.
   const bool can_leave = has_root && (!root_.is_here || root_.moves);

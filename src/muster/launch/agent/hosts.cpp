@@ -172,7 +172,7 @@ void HostsRun::on_signal(int number) {
   if (!options_.ends_job(number)) return forward(number);
   if (stopping_) return kill();
   status_ = 128 + number;
-  stop(fmt::format("SIG{}: stopping the hosts (a second signal kills the connections)", ::sigabbrev_np(number)), {});
+  stop(signal_name(number) + ": stopping the hosts (a second signal kills the connections)", {});
 }
 
 void HostsRun::reap() {

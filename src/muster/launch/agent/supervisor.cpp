@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstring>
 #include <fstream>
 
 #include "muster/launch/cgroup.h"
+#include "muster/launch/signals.h"
 #include "muster/launch/workers/spawn_launcher.h"
 
 namespace muster {
@@ -188,9 +188,9 @@ void Supervisor::escalate(int number) {
   for (const auto& slot : slots_)
     if (!slot.exit && slot.pid != 0) late.push_back(slot.rank);
   if (!late.empty())
-    console_.notice(fmt::format("killing {} {}: still running {:g} s after SIG{}", late.size() == 1 ? "rank" : "ranks",
+    console_.notice(fmt::format("killing {} {}: still running {:g} s after {}", late.size() == 1 ? "rank" : "ranks",
                                 rank_list(late), std::chrono::duration<double>(options_.shutdown_timeout).count(),
-                                ::sigabbrev_np(number)));
+                                signal_name(number)));
   kill();
 }
 

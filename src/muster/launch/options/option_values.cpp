@@ -9,13 +9,13 @@
 #include <array>
 #include <cctype>
 #include <csignal>
-#include <cstring>
 #include <fstream>
 #include <sstream>
 
 #include "muster/io/address.h"
 #include "muster/io/connect/handshake.h"
 #include "muster/io/fd.h"
+#include "muster/launch/signals.h"
 
 namespace muster {
 namespace {
@@ -44,16 +44,6 @@ Result<std::string> read_private_word(const std::string& option, const std::stri
   std::string word;
   words >> word;
   return word;
-}
-
-std::optional<int> signal_number(std::string word) {
-  std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::toupper(c); });
-  if (word.starts_with("SIG")) word.erase(0, 3);
-  for (int number = 1; number < SIGRTMIN; ++number) {
-    const char* name = ::sigabbrev_np(number);
-    if (name != nullptr && word == name) return number;
-  }
-  return std::nullopt;
 }
 
 std::optional<Streams> to_streams(std::string_view text) {
