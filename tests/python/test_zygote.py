@@ -137,6 +137,7 @@ def test_a_forked_module_runs_as_in_python(launch: Launch, tmp_path: Path) -> No
     [
         "sys.exit(7)", "sys.exit('a reason')", "sys.exit()", "os.kill(os.getpid(), 15)", "os._exit(3)",
         "1 / 0", "raise KeyboardInterrupt", "int('x' * 3", "raise ValueError from KeyError(1)",
+        "import torch; optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)",  # from torch 2.15 on, it loads Triton
     ],
 )  # fmt: skip
 def test_a_forked_worker_exits_as_a_spawned_one(launch: Launch, script: Callable[[str], Path], end: str) -> None:

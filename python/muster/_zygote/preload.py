@@ -41,6 +41,8 @@ def import_all(preload: Sequence[str], optional: Iterable[str] = ()) -> None:
         importlib.import_module("torch")
     except ImportError as error:
         raise UnfitError(f"{sys.executable} cannot import torch: {error}") from None
+    _import_if_possible(BACKEND_MODULES)
+    freeze()
     started: dict[int, str] = {}
     for name in preload:
         before = set(threads())
@@ -53,15 +55,27 @@ def import_all(preload: Sequence[str], optional: Iterable[str] = ()) -> None:
             raise RefusedError(
                 f"--preload {name} opens {files[0]}, whose context no forked worker can use; leave it out"
             )
-    for name in (*BACKEND_MODULES, *optional):
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
+    _import_if_possible(optional)
     _check_threads(started)
     if files := _devices():
         raise UnfitError(f"importing torch opens {files[0]}, whose context no forked worker can use")
-    # After this, the collector does not write to these pages, so they stay shared. There is no collection before it,
-    # because that takes a ninth of the start and finds little.
-    gc.freeze()
+    freeze()
+
+
+def freeze() -> None:
+    """Keeps the collector from writing to the pages of all objects, so that they stay shared after a fork.
+
+    There is no collection before it, because that takes a ninth of the start and finds little. Objects of Triton stay
+    as they are: the interpreter does not free frozen objects at its exit, and Triton would report them as leaked.
+    """
+    if "triton._C.libtriton" not in sys.modules:
+        gc.freeze()
+
+
+def _import_if_possible(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
 
 
 def _check_threads(started: dict[int, str]) -> None:

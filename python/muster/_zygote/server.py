@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import select
 import signal
 import socket
 from collections.abc import Sequence
 
-from .preload import ImportedPackages, RefusedError, UnfitError, import_all, import_for, shadowing_module
+from .preload import ImportedPackages, RefusedError, UnfitError, freeze, import_all, import_for, shadowing_module
 from .processes import PR_SET_PDEATHSIG, adopt_orphans, children, prctl, send_signal, send_signal_to_group
 from .worker import (
     FORWARDED_SIGNALS,
@@ -174,7 +173,7 @@ class Server:
         if request.script and import_for(request.script):
             self._packages.update()
         replace_environment(request.environment)  # so that workers change little of it
-        gc.freeze()
+        freeze()
 
     def _reap(self) -> bool:
         """Returns False when no child is left. waitpid() reports the oldest child first. Here children that a signal
