@@ -13,7 +13,8 @@
 # make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/project/testing.md)
 # make frameworks   installs Accelerate, Lightning, Ray and others in .venv, and runs docs/integrations.md
 # make docs    the documentation as a site, out/site/index.html
-# make wheel   dist/torch_muster-*.whl, for the releases TORCHES="2.13.0 2.14.1 2.15.0" if they are given
+# make wheel   dist/torch_muster-*.whl, for the releases TORCHES="2.13.0 2.14.1 2.15.0" if they are given. MANYLINUX=ON:
+#              for all Linux systems with glibc 2.28 or later
 # make clean   remove build/, dist/ and out/
 SHELL := /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -140,7 +141,7 @@ docs:
 
 TORCHES ?=
 wheel: setup
-	@$(STAGE) wheel --summary . -- python3 tools/wheel.py $(TORCHES)
+	@$(STAGE) wheel --summary . -- python3 tools/build_wheel.py $(if $(filter ON,$(MANYLINUX)),--manylinux) $(TORCHES)
 
 needs-%:
 	@command -v $* > /dev/null || { echo "$* is missing: apt-get install $*"; exit 1; }

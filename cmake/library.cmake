@@ -18,6 +18,15 @@ function(muster_library name)
   set_property(GLOBAL APPEND PROPERTY MUSTER_LIBRARIES muster_${name})
 endfunction()
 
+# muster_install_in_wheel(target folder): installs a program or module in a folder of the package.
+function(muster_install_in_wheel target folder)
+  if(MUSTER_SHARED_OPENSSL)  # it comes before the libraries of other targets, so nothing is taken from static ones
+    target_link_libraries(${target} PRIVATE ${MUSTER_SHARED_OPENSSL})
+    set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/..")
+  endif()
+  install(TARGETS ${target} DESTINATION ${folder} COMPONENT python)
+endfunction()
+
 # muster_small_calls(name): for a library whose calls are counted in nanoseconds.
 function(muster_small_calls name)
   # Or calls within a file are never inlined, for the code is position independent.

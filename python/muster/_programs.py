@@ -17,8 +17,12 @@ def find_program(name: str) -> str:
 
 
 def find_beside(name: str) -> str | None:
-    """Returns the path of a program of this installation: MUSTER_BIN itself, beside it, or beside this Python."""
+    """Returns the path of a program of this installation.
+
+    It is MUSTER_BIN itself, or stands beside it, beside this Python, or where a wheel has those of `muster bench`.
+    """
     if name == "muster" and (named := shutil.which(os.environ.get("MUSTER_BIN", ""))):
         return named
     programs = (os.environ.get("MUSTER_BIN", sys.executable), sys.executable)
-    return shutil.which(name, path=os.pathsep.join(str(Path(program).parent) for program in programs))
+    folders = [*(Path(program).parent for program in programs), Path(__file__).parent / "bench"]
+    return shutil.which(name, path=os.pathsep.join(map(str, folders)))

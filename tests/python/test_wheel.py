@@ -1,7 +1,7 @@
 """Tests that the wheel of `make wheel` installs in a clean virtual environment and trains there."""
 
 import email
-import importlib.util
+import importlib
 import os
 import re
 import shutil
@@ -74,12 +74,9 @@ def requirements(metadata: bytes) -> list[str]:
 
 
 @pytest.fixture
-def wheel_tool(root: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("muster_wheel", root / "tools/wheel.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def wheel_tool(root: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(root / "tools")
+    return importlib.import_module("build_wheel")
 
 
 def requirements_of(wheel: Path) -> list[str]:
