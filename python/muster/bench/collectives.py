@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import statistics
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from muster.bench.ranks import RankSetup, run_ranks
 from muster.bench.report import Row, bus_bandwidth, parse_names, parse_numbers, parse_size
 
 SUMMARY = "every collective and send/recv over processes of this host, against gloo"
-PEERS: tuple[str, ...] = ("gloo",)
+PEERS: tuple[str, ...] = ("gloo", "deepspeed")
 BUFFERS = ("warm", "cold")
 VARIANTS = ("shared", "direct")
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8")
@@ -38,6 +40,8 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Yields a row for each number of ranks, operation, size and kind of buffers."""
     if arguments.load < 0:
         raise ValueError(f"--load takes a number of processes, not {arguments.load}")
+    if arguments.vs == "deepspeed":
+        _check_deepspeed(arguments)
     counts = parse_numbers("--ranks", arguments.ranks, 2)
     options = common_options(arguments) | {
         "buffers": parse_names("--buffers", arguments.buffers, BUFFERS),
@@ -54,6 +58,13 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
             if result.get("late"):
                 yield _late_row(rows[-1], result["late"])
         yield from means(rows)
+
+
+def _check_deepspeed(arguments: argparse.Namespace) -> None:
+    if not importlib.util.find_spec("deepspeed"):
+        raise ValueError(f"--vs deepspeed: it is not installed in {sys.prefix} (pip install deepspeed)")
+    if arguments.ops != "all_reduce" or arguments.dtype != "float32":
+        raise ValueError("--vs deepspeed has all_reduce of float32 only: give --ops all_reduce")
 
 
 def common_options(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import muster
 from muster._group import all_gather, process_group_of
+from muster.bench import deepspeed_op
 from muster.bench.groups import Groups
 from muster.bench.memory import COLD_FROM, copying, in_turn, make_tensors, pool_size
 from muster.bench.operations import OPERATIONS, Call, Operation, Tensors, filled
@@ -66,7 +67,9 @@ def _measure_case(groups: Groups, name: str, size: int, buffers: str, options: d
 
 def _variants(groups: Groups, operation: Operation, options: dict[str, Any]) -> dict[str, Variant]:
     variants = {"muster": Variant("muster")}
-    if options["peer"]:
+    if options["peer"] == "deepspeed":
+        variants["deepspeed"] = Variant("muster", direct=deepspeed_op.all_reduce)
+    elif options["peer"]:
         variants[options["peer"]] = Variant(options["peer"])
     cpu = torch.device("cpu")
     backend = groups["muster"]._get_backend(cpu)
