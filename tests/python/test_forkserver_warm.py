@@ -111,8 +111,10 @@ def test_a_module_that_comes_before_one_of_the_warm_zygote(
 def test_a_program_that_calls_exec_leaves_nothing(
     program: Callable[..., Job], muster: str, warm: dict[str, str]
 ) -> None:
-    job = program(WARM + "os.execvp('tail', ['tail', '-f', '/dev/null'])", **warm)
-    job.expect(r"child \d+")
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: os.execvp('tail', ['tail', '-f', '/dev/null']))\n"
+    job = program(handler + WARM + "signal.pause()", **warm)
+    job.expect(r"child \d+", 2)
+    os.kill(job.process.pid, signal.SIGUSR1)
     wait_until(lambda: marked_processes(job.mark) == [job.process.pid])
     wait_until(lambda: "0 runs now" in call_warm(muster, warm, "status").stdout)
     assert Path(f"/proc/{job.process.pid}/cmdline").read_text().startswith("tail")
