@@ -97,7 +97,9 @@ class SocketLink final : public LinkBase {
   // bytes that fit here.
   Bytes read_ahead_;
   size_t read_ahead_begin_ = 0, read_ahead_end_ = 0;
+  size_t scanned_ = 0;       // bytes of read_ahead_ in which scan_ahead() has handled the signals; ends with a frame
   size_t payload_left_ = 0;  // of the data frame that is being received; includes its bytes in read_ahead_
+  bool readable_ = false;    // true in on_event(): bytes may have arrived
 };
 
 SocketLink::SocketLink(Loop& loop, NegotiatedLink negotiated)
@@ -122,7 +124,9 @@ Result<> SocketLink::start() {
 
 void SocketLink::on_event(uint32_t events) {
   if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) peer_closed_ = true;
+  readable_ = true;
   pump_receives();
+  readable_ = false;
   if (is_open()) pump_sends();
   run_completions();
 }
@@ -321,6 +325,7 @@ bool SocketLink::read_header() {
 
 void SocketLink::drop_read_ahead(size_t bytes) {
   read_ahead_begin_ += bytes;
+  scanned_ -= std::min(scanned_, bytes);
   if (read_ahead_begin_ == read_ahead_end_) read_ahead_begin_ = read_ahead_end_ = 0;
 }
 
@@ -362,15 +367,19 @@ Result<size_t> SocketLink::read_more(bool& more) {
 }
 
 /// Handles signals that arrived after a payload without a receive: this process may wait for something else, and must
-/// still answer pings. The other bytes stay.
+/// still answer pings. The other bytes stay. Between two receives of a busy link there is nothing to read, and all but
+/// the last frames were scanned before.
 void SocketLink::scan_ahead(bool& more) {
-  if (read_ahead_size() == read_ahead_.size()) read_ahead_.resize(std::min(kMaxReadAhead, 2 * read_ahead_.size()));
-  const MutableByteView room = read_ahead_room();
-  const Result<size_t> got = stream_->read(room);
-  if (!got) peer_closed_ = true;  // bytes before it can still be received; the next read fails again
-  more = got && *got == room.size();
-  read_ahead_end_ += got.value_or(0);
-  for (size_t at = payload_left_; at + kFrameHeaderBytes <= read_ahead_size();) {
+  more = readable_ || stream_->has_buffered();
+  if (more) {
+    if (read_ahead_size() == read_ahead_.size()) read_ahead_.resize(std::min(kMaxReadAhead, 2 * read_ahead_.size()));
+    const MutableByteView room = read_ahead_room();
+    const Result<size_t> got = stream_->read(room);
+    if (!got) peer_closed_ = true;  // bytes before it can still be received; the next read fails again
+    more = got && *got == room.size();
+    read_ahead_end_ += got.value_or(0);
+  }
+  for (size_t& at = scanned_ = std::max(scanned_, payload_left_); at + kFrameHeaderBytes <= read_ahead_size();) {
     const Result<FrameHeader> header = decode_frame_header(read_ahead().subspan(at, kFrameHeaderBytes), kMaxDataFrame);
     if (!header) return;  // reported when the stream reaches it
     const size_t bytes = kFrameHeaderBytes + header->length;
