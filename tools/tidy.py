@@ -36,10 +36,11 @@ LAYERS = {
     "collective": ["kernels", "transport"],
     "flight": ["collective"],
     "group": ["flight", "store"],
+    "rpc": ["store"],
     "steps": ["group"],
     "launch": ["store"],
     "cli": ["launch", "group"],
-    "torch": ["group", "steps", "store"],
+    "torch": ["group", "rpc", "steps", "store"],
 }
 # A header at the top of a layer's folder is public. A header in a subfolder is private unless it is listed here.
 PUBLIC_HEADERS = {
@@ -68,6 +69,8 @@ PUBLIC_HEADERS = {
     "store/proxy/proxy.h",
     "store/server/server.h",
     "store/state/state.h",
+    "transport/links/link_table.h",
+    "transport/links/process_monitor.h",
     "transport/shm/shm_link.h",
     "transport/socket/socket_link.h",
 }

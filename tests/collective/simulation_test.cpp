@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/environment.h"
 #include "collective/simulated_ranks.h"
 #include "muster/base/random.h"
 
@@ -68,11 +69,6 @@ TEST_P(EveryCollective, WorksUnderRandomDelays) {
 
 TEST_P(EveryCollective, CarriesMoreThanALinkHolds) {
   ASSERT_EQ(simulate(GetParam(), {.size = 3, .count = (5 << 20) / 8 + 1, .root = 1, .chunk_bytes = 200'000}), "");
-}
-
-uint64_t from_environment(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
 // The number of events of a run without a crash. A crash can then be placed at any point of the run.
@@ -169,7 +165,8 @@ Incident drawn(const Algorithm& algorithm, uint64_t seed) {
 
 TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
   int victims = 0;
-  const uint64_t first = from_environment("MUSTER_SEED", 1), rounds = from_environment("MUSTER_ROUNDS", 100);
+  const uint64_t first = test::from_environment("MUSTER_SEED", 1),
+                 rounds = test::from_environment("MUSTER_ROUNDS", 100);
   for (uint64_t seed = first; seed < first + rounds; ++seed) {
     const auto [setting, when, dead] = drawn(GetParam(), seed);
     ASSERT_NO_FATAL_FAILURE(expect_end_after_crash(GetParam(), setting, when, dead, victims));
@@ -179,7 +176,7 @@ TEST_P(EveryCollective, EndsAtEverySurvivorWhenARankCrashes) {
 
 TEST_P(EveryCollective, IsRightOrEndsWhenARankIsStoppedOrCutOff) {
   int victims = 0;
-  const uint64_t first = from_environment("MUSTER_SEED", 1), rounds = from_environment("MUSTER_ROUNDS", 30);
+  const uint64_t first = test::from_environment("MUSTER_SEED", 1), rounds = test::from_environment("MUSTER_ROUNDS", 30);
   for (uint64_t seed = first; seed < first + rounds; ++seed) {
     const auto [setting, when, one] = drawn(GetParam(), seed);
     const Rank other = (one + 1) % setting.size;

@@ -6,7 +6,7 @@
 
 #include "group/ranks.h"
 #include "io/certificates.h"
-#include "muster/group/links/link_table.h"
+#include "muster/transport/links/link_table.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/io/socket.h"
 
@@ -142,7 +142,7 @@ class GroupStreamsOneByOne : public testing::Test {
     return link_table_.connect({1}, patience_, [this] { return lost_; });
   }
   void SetUp() override {
-    link_table_.set_endpoints({{RankInfo{.rank = 0}, "", Transport::kTcp}, {RankInfo{.rank = 1}, "", Transport::kTcp}});
+    for (const Rank rank : {0, 1}) link_table_.set_endpoint(rank, {});
     link_table_.set_events({nullptr, [this](Rank, const Error& why) { lost_ = why; }, nullptr});
     address_ = link_table_.listen(Address::parse("127.0.0.1:0").value(), Transport::kTcp).value();
   }

@@ -31,8 +31,8 @@ class P2pAlone : public testing::TestWithParam<Transport> {
     ASSERT_TRUE(p2p_->listen(address, GetParam()));
     silent_listener_ = std::move(*listen_on(silent_address));
     std::vector<LinkTable::Endpoint> endpoints(2);
-    endpoints[kSelf] = {RankInfo{.rank = kSelf, .host = "here"}, address.to_string(), GetParam()};
-    endpoints[kPeer] = {RankInfo{.rank = kPeer, .host = "here"}, silent_address.to_string(), GetParam()};
+    endpoints[kSelf] = {"rank 0 (host here, pid 0)", {}, address.to_string(), GetParam()};
+    endpoints[kPeer] = {"rank 1 (host here, pid 0)", {}, silent_address.to_string(), GetParam()};
     p2p_->begin(endpoints);
     address_ = address.to_string();
   }
@@ -115,8 +115,8 @@ Error error_of_partial_link(const Error& why) {
   const auto p2p = *P2pEngine::create(identity(kSelf), 2);
   const std::string address = *p2p->listen(*Address::parse("127.0.0.1:0"), Transport::kTcp);
   std::vector<LinkTable::Endpoint> endpoints(2);
-  endpoints[kSelf] = {RankInfo{.rank = kSelf}, address, Transport::kTcp};
-  endpoints[kPeer] = {RankInfo{.rank = kPeer}, local_address(silent_listener->get())->to_string(), Transport::kTcp};
+  endpoints[kSelf] = {"rank 0", {}, address, Transport::kTcp};
+  endpoints[kPeer] = {"rank 1", {}, local_address(silent_listener->get())->to_string(), Transport::kTcp};
   p2p->begin(endpoints);
   Floats word(1);
   const Work receive =

@@ -66,7 +66,7 @@ class P2pLeaving : public testing::TestWithParam<LinkCase> {
     const std::string addresses[] = {address_.to_string(), listener_->address(), refusing_address()};
     std::vector<LinkTable::Endpoint> endpoints;
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      endpoints.push_back({RankInfo{.rank = rank, .host = "here"}, addresses[rank], transport});
+      endpoints.push_back({"rank " + std::to_string(rank), {}, addresses[rank], transport});
     }
     p2p_->begin(endpoints);
   }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 
@@ -19,5 +21,11 @@ std::string shared_memory_domain();
 /// For two processes with equal values, a PID means the same process. It consists of the boot id and the PID namespace.
 /// If one of these is unknown, the value is unique.
 std::string process_domain();
+
+/// A process as other processes know it. On another host, or in another PID namespace, its PID means another process.
+struct ProcessIdentity {
+  pid_t pid = 0;
+  std::string domain;  ///< process_domain() of the process; empty: unknown
+};
 
 }  // namespace muster

@@ -1,5 +1,10 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include "muster/base/error.h"
+
 namespace muster {
 
 /// The transports of links between processes.
@@ -10,5 +15,7 @@ inline constexpr Transport kTransports[] = {Transport::kShm, Transport::kUnix, T
 constexpr const char* name(Transport transport) {
   return transport == Transport::kShm ? "shm" : transport == Transport::kUnix ? "unix" : "tcp";
 }
+/// Parses names that are separated by commas: "shm,tcp". kInvalidArgument for another word.
+Result<std::vector<Transport>> parse_transports(const std::string& text);
 
 }  // namespace muster

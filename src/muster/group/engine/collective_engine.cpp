@@ -8,7 +8,7 @@
 #include "muster/collective/host/host_collectives.h"
 #include "muster/group/engine/fingerprint_check.h"
 #include "muster/group/engine/scaling.h"
-#include "muster/group/links/process_monitor.h"
+#include "muster/transport/links/process_monitor.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/kernels/reduce.h"
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <set>
 
-#include "muster/group/links/process_monitor.h"
+#include "muster/transport/links/process_monitor.h"
 
 namespace muster {
 namespace {

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "muster/group/links/link_table.h"
+#include "muster/transport/links/link_table.h"
 
 namespace muster {
 

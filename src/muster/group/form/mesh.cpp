@@ -22,22 +22,6 @@ Address related_address(const std::string& local_address, const std::string& suf
   return Address::unix_abstract(local_address.substr(std::string("unix:@").size()) + suffix);
 }
 
-Result<std::vector<Transport>> parse_transports(const std::string& text) {
-  std::vector<Transport> allowed;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    const std::string word = text.substr(begin, end - begin);
-    const auto transport = std::ranges::find(kTransports, word, [](Transport t) { return name(t); });
-    if (transport == std::end(kTransports)) {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("'{}' is not a transport; use some of shm, unix and tcp, as in shm,tcp", word));
-    }
-    allowed.push_back(*transport);
-    begin = end + 1;
-  }
-  return allowed;
-}
-
 /// The state of form_mesh(). Each step of build() leaves its result in a field for the later steps.
 class MeshBuilder {
  public:
@@ -189,7 +173,7 @@ class MeshBuilder {
   }
 
   Result<> connect() {
-    std::vector<LinkTable::Endpoint> links, messages;
+    std::vector<LinkTable::Endpoint> messages;
     std::vector<Rank> peers;
     for (const RankInfo& member : mesh_.members) {
       const Rank rank = member.rank;
@@ -202,13 +186,13 @@ class MeshBuilder {
       } else {
         message_address = related_address(member.local_address, "-messages").to_string();
       }
-      links.push_back({member, link_address, chosen_[rank]});
-      messages.push_back({member, message_address, chosen_[rank]});
+      const ProcessIdentity process{member.pid, member.process_domain};
+      mesh_.link_table->set_endpoint(rank, {member.to_string(), process, link_address, chosen_[rank]});
+      messages.push_back({member.to_string(), process, message_address, chosen_[rank]});
       const bool parent_or_child = tree_parent(std::max(rank, spec_.rank)) == std::min(rank, spec_.rank);
       if (rank != spec_.rank && (spec_.size <= kMaxFullMesh || parent_or_child)) peers.push_back(rank);
     }
-    mesh_.p2p->begin(std::move(messages));
-    mesh_.link_table->set_endpoints(std::move(links));
+    mesh_.p2p->begin(messages);
     return mesh_.link_table->connect(peers, deadline_, [this] { return error_; });
   }
 

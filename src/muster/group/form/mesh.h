@@ -6,7 +6,7 @@
 
 #include "muster/collective/cost/tuning.h"
 #include "muster/group/form/topology.h"
-#include "muster/group/links/link_table.h"
+#include "muster/transport/links/link_table.h"
 #include "muster/group/p2p/p2p_engine.h"
 #include "muster/io/loop.h"
 #include "muster/shm/host_comm.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <set>
 
-#include "muster/group/links/process_monitor.h"
 #include "muster/group/shutdown_errors.h"
+#include "muster/transport/links/process_monitor.h"
 
 namespace muster {
 namespace {
@@ -28,7 +28,7 @@ Result<std::shared_ptr<P2pEngine>> P2pEngine::create(LinkIdentity self, int tcp_
 }
 
 P2pEngine::P2pEngine(LinkIdentity self, int tcp_streams, std::unique_ptr<Loop> loop)
-    : self_(std::move(self)), driver_(std::move(loop), *this) {
+    : self_(std::move(self)), driver_(std::move(loop), *this, {}) {
   links_.emplace(driver_.loop(), self_, tcp_streams);
   links_->set_events({[this](Rank rank, LinkTable::Side side, Link& link) { on_linked(rank, side, link); },
                       [this](Rank rank, const Error& why) { on_lost(rank, why); },
@@ -41,9 +41,9 @@ Result<std::string> P2pEngine::listen(const Address& address, Transport transpor
   return links_->listen(address, transport);
 }
 
-void P2pEngine::begin(std::vector<LinkTable::Endpoint> endpoints) {
+void P2pEngine::begin(const std::vector<LinkTable::Endpoint>& endpoints) {
   const Lock lock = driver_.lock();
-  links_->set_endpoints(std::move(endpoints));
+  for (Rank rank = 0; rank < std::ssize(endpoints); ++rank) links_->set_endpoint(rank, endpoints[rank]);
 }
 
 void P2pEngine::on_failure(FailureHandler handler) {
@@ -159,7 +159,7 @@ void P2pEngine::expire() {
 
 void P2pEngine::time_out(const MessagePtr& operation) {
   const Rank rank = operation->peer == kAnyRank ? operation->source : operation->peer;
-  const std::string peer = rank == kNoRank ? "any rank" : links_->endpoint(rank).member.to_string();
+  const std::string peer = rank == kNoRank ? "any rank" : links_->endpoint(rank).name;
   if (operation->receives && matcher_.withdraw(operation->peer, operation->tag, operation)) {
     return finish(operation,
                   fail(ErrorCode::kTimeout,
@@ -214,8 +214,7 @@ bool P2pEngine::on_dial_failed(Rank rank, Error why) {
   if (why.code == ErrorCode::kPeerLost || why.code == ErrorCode::kTimeout) return true;
   if (why.code == ErrorCode::kUnavailable) {
     // The rank listened when the group was formed, so a refused connection means that it is gone.
-    why.message =
-        fmt::format("{} has left the group, or died: {}", links_->endpoint(rank).member.to_string(), why.message);
+    why.message = fmt::format("{} has left the group, or died: {}", links_->endpoint(rank).name, why.message);
     on_departure(rank, why);
   } else {
     fail_all(why);
@@ -335,8 +334,8 @@ void P2pEngine::close() {
   driver_.wait_until(lock, sent, Deadline::after(kDrainTime));
   on_failure_ = nullptr;
   if (!failure_) {
-    const std::string self =
-        links_->has_endpoints() ? links_->endpoint(self_.rank).member.to_string() : fmt::format("rank {}", self_.rank);
+    const LinkTable::Endpoint* const known = links_->find_endpoint(self_.rank);
+    const std::string self = known != nullptr ? known->name : fmt::format("rank {}", self_.rank);
     end_all(was_shut_down(self_.group, self_.rank), has_left(self, self_.rank));
   }
   if (!driver_.stop(lock)) return;

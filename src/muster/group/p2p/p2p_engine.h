@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "muster/base/clock.h"
-#include "muster/group/links/link_table.h"
+#include "muster/transport/links/link_table.h"
 #include "muster/group/p2p/incoming.h"
 #include "muster/group/p2p/outgoing.h"
-#include "muster/group/p2p/p2p_driver.h"
+#include "muster/io/loop_driver.h"
 
 namespace muster {
 
@@ -21,7 +21,7 @@ inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 /// the execution lock of the collectives and have no order with them. It dials a link to another rank at the first send
 /// to that rank.
 ///
-/// Thread-safe. A call does as much as possible in its own thread. The driver (p2p_driver.h) does the rest.
+/// Thread-safe. A call does as much as possible in its own thread. The driver (io/loop_driver.h) does the rest.
 ///
 /// If a receive times out or has the wrong length, only that receive fails; with the wrong length also the send of a
 /// long message. Any other failure (a lost peer, a message that is stuck half-way) ends all operations and is reported
@@ -29,7 +29,7 @@ inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 ///
 /// It has many fields and private functions, one for each kind of event: an event of one peer may end operations of any
 /// other peer, so they share all state.
-class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P2pEngine>, private P2pDriver::Client {
+class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P2pEngine>, private LoopDriver::Client {
  public:
   /// Called once, without a lock held, after `why` has ended all operations.
   using FailureHandler = std::function<void(const Error& why)>;
@@ -41,7 +41,7 @@ class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P
   /// Must be called before begin(). Peers may dial from then on. They are accepted once a thread drives the loop.
   Result<std::string> listen(const Address& address, Transport transport);
   /// Sets the endpoints of all ranks, by rank. Must be called before any message.
-  void begin(std::vector<LinkTable::Endpoint> endpoints);
+  void begin(const std::vector<LinkTable::Endpoint>& endpoints);
   void on_failure(FailureHandler handler);
 
   /// options.timeout must be greater than zero: the engine knows no default.
@@ -63,7 +63,7 @@ class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P
   void on_copied(int change) { copies_ += change; }
 
  private:
-  using Lock = P2pDriver::Lock;
+  using Lock = LoopDriver::Lock;
   /// A rank that has left.
   struct Departure {
     Error why;
@@ -72,7 +72,7 @@ class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P
 
   P2pEngine(LinkIdentity self, int tcp_streams, std::unique_ptr<Loop> loop);
 
-  // P2pDriver::Client
+  // LoopDriver::Client
   bool has_work() const override { return !failure_ && (!pending_.empty() || copies_ > 0); }
   void expire() override;
   TimePoint next_deadline() const override { return next_deadline_; }
@@ -97,7 +97,7 @@ class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P
   void time_out(const MessagePtr& operation);
 
   const LinkIdentity self_;
-  P2pDriver driver_;                ///< its lock guards all fields below
+  LoopDriver driver_;                ///< its lock guards all fields below
   std::optional<LinkTable> links_;  ///< empty after close()
   MessageMatcher matcher_;
   std::unordered_map<Rank, std::unique_ptr<OutgoingMessages>> outgoing_;

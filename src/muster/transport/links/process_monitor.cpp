@@ -1,4 +1,4 @@
-#include "muster/group/links/process_monitor.h"
+#include "muster/transport/links/process_monitor.h"
 
 #include <sys/epoll.h>
 #include <sys/syscall.h>
@@ -8,8 +8,8 @@
 
 namespace muster {
 
-Fd monitor_process(Loop& loop, const RankInfo& self, const RankInfo& peer, std::function<void()> died) {
-  if (!self.shares_processes_with(peer) || peer.pid == self.pid) return {};
+Fd monitor_process(Loop& loop, const ProcessIdentity& self, const ProcessIdentity& peer, std::function<void()> died) {
+  if (self.domain.empty() || self.domain != peer.domain || peer.pid == self.pid) return {};
   Fd process(static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0)));
   if (!process) return {};
   const auto watched =

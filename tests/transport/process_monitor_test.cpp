@@ -1,4 +1,4 @@
-#include "muster/group/links/process_monitor.h"
+#include "muster/transport/links/process_monitor.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -18,11 +18,9 @@ class ProcessMonitorTest : public testing::Test {
       for (;;) pause();
     }
     ASSERT_GT(child_, 0);
-    self_.rank = 0;
     self_.pid = getpid();
-    self_.process_domain = process_domain();
+    self_.domain = process_domain();
     peer_ = self_;
-    peer_.rank = 1;
     peer_.pid = child_;
   }
   void TearDown() override {
@@ -32,7 +30,7 @@ class ProcessMonitorTest : public testing::Test {
 
   const std::unique_ptr<Loop> loop_ = Loop::create().value();
   pid_t child_ = -1;
-  RankInfo self_, peer_;
+  ProcessIdentity self_, peer_;
 };
 
 TEST_F(ProcessMonitorTest, ReportsTheDeathOfAPeerOfThisHost) {
@@ -45,17 +43,17 @@ TEST_F(ProcessMonitorTest, ReportsTheDeathOfAPeerOfThisHost) {
 
 TEST_F(ProcessMonitorTest, IgnoresPeersOfAnotherMachine) {
   // The initial PID namespace has the same number on every machine, so only the boot id differs.
-  peer_.process_domain = "1c6ad1fb-0000-4444-8888-0123456789ab/pid:" + std::to_string(pid_namespace());
+  peer_.domain = "1c6ad1fb-0000-4444-8888-0123456789ab/pid:" + std::to_string(pid_namespace());
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
 TEST_F(ProcessMonitorTest, IgnoresPeersOfAnotherNamespace) {
-  peer_.process_domain = boot_id() + "/pid:" + std::to_string(pid_namespace() + 1);
+  peer_.domain = boot_id() + "/pid:" + std::to_string(pid_namespace() + 1);
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 
 TEST_F(ProcessMonitorTest, IgnoresPeersOfAnUnknownHost) {
-  self_.process_domain = peer_.process_domain = "";
+  self_.domain = peer_.domain = "";
   EXPECT_FALSE(monitor_process(*loop_, self_, peer_, [] {}));
 }
 

@@ -3,8 +3,8 @@
 #include <functional>
 
 #include "muster/base/clock.h"
-#include "muster/collective/rank_info.h"
 #include "muster/io/fd.h"
+#include "muster/io/host_identity.h"
 #include "muster/io/loop.h"
 
 namespace muster {
@@ -20,6 +20,6 @@ inline constexpr Duration kLastReportTime = std::chrono::milliseconds(500);
 /// Returns the descriptor that the loop watches; the caller must unwatch it. Empty if the process cannot be monitored:
 /// it runs on another host, is this process, has ended already, or the kernel is too old. Then only the links show that
 /// the peer is gone.
-Fd monitor_process(Loop& loop, const RankInfo& self, const RankInfo& peer, std::function<void()> died);
+Fd monitor_process(Loop& loop, const ProcessIdentity& self, const ProcessIdentity& peer, std::function<void()> died);
 
 }  // namespace muster

@@ -1,10 +1,10 @@
-#include "muster/group/links/link_table.h"
+#include "muster/transport/links/link_table.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "muster/group/links/process_monitor.h"
+#include "muster/transport/links/process_monitor.h"
 #include "muster/transport/shm/shm_link.h"
 
 namespace muster {
@@ -43,17 +43,17 @@ Result<std::string> LinkTable::listen(const Address& address, Transport transpor
 void LinkTable::dial(Rank rank, const Deadline& deadline) {
   Entry& entry = dialed_[rank];
   if (closed_ || entry.link || !entry.dials.empty()) return;
-  entry.dials.resize(identity(endpoints_[rank].transport).subflow.count);
+  entry.dials.resize(identity(endpoint(rank).transport).subflow.count);
   // A failure may clear entry.dials during this loop, so the size is read again each time.
   for (int subflow = 0; subflow < std::ssize(entry.dials); ++subflow) dial_subflow(rank, subflow, deadline);
 }
 
 void LinkTable::dial_subflow(Rank rank, int subflow, const Deadline& deadline) {
-  const Endpoint& endpoint = endpoints_[rank];
-  const auto address = Address::parse(endpoint.address);
+  const Endpoint& peer = endpoint(rank);
+  const auto address = Address::parse(peer.address);
   if (!address) return on_dialed(rank, subflow, deadline, tl::unexpected(address.error()));
-  const auto connect = endpoint.transport == Transport::kShm ? connect_shm_link : connect_link;
-  dialed_[rank].dials[subflow] = connect(loop_, *address, identity(endpoint.transport, subflow), rank, deadline,
+  const auto connect = peer.transport == Transport::kShm ? connect_shm_link : connect_link;
+  dialed_[rank].dials[subflow] = connect(loop_, *address, identity(peer.transport, subflow), rank, deadline,
                                          [this, rank, subflow, deadline](Result<std::unique_ptr<Link>> link) {
                                            on_dialed(rank, subflow, deadline, std::move(link));
                                          });
@@ -66,9 +66,9 @@ void LinkTable::on_dialed(Rank rank, int subflow, const Deadline& deadline, Resu
     return;
   }
   if (link)
-    return add_subflow(rank, Side::kDialed, std::move(*link), identity(endpoints_[rank].transport, subflow).subflow);
+    return add_subflow(rank, Side::kDialed, std::move(*link), identity(endpoint(rank).transport, subflow).subflow);
   if (!events_.dial_failed) {
-    if (!dial_failure_) dial_failure_ = link.error().in("linking with " + endpoints_[rank].member.to_string());
+    if (!dial_failure_) dial_failure_ = link.error().in("linking with " + endpoint(rank).name);
     return;
   }
   if (!events_.dial_failed(rank, link.error())) return;
@@ -81,6 +81,10 @@ void LinkTable::on_accepted(std::unique_ptr<Link> link) {
   const Rank rank = link->peer().rank;
   const Subflow subflow = link->peer().subflow;
   if (closed_) return link->close(*closed_);
+  if (this->link(rank, Side::kAccepted) != nullptr && events_.replaced) {
+    events_.replaced(rank);
+    accepted_.erase(rank);
+  }
   if (this->link(rank, Side::kAccepted) != nullptr) {
     return link->close(Error{ErrorCode::kAlreadyExists, fmt::format("rank {} is linked already", rank), rank, {}});
   }
@@ -130,7 +134,7 @@ Error LinkTable::missing(const std::vector<Rank>& ranks) const {
   for (const Rank rank : ranks) {
     if (link(rank) != nullptr) continue;
     if (first == kNoRank) first = rank;
-    names += (names.empty() ? "" : ", ") + endpoints_[rank].member.to_string();
+    names += (names.empty() ? "" : ", ") + endpoint(rank).name;
   }
   // A missing rank may have dialed but failed the handshake, so the error also shows the last refusals.
   std::string refusals;
@@ -138,6 +142,11 @@ Error LinkTable::missing(const std::vector<Rank>& ranks) const {
     if (!listener->last_refusal().empty()) refusals += "; meanwhile " + listener->last_refusal();
   }
   return Error{ErrorCode::kTimeout, "no link in time with " + names + refusals, first, {}};
+}
+
+const LinkTable::Endpoint* LinkTable::find_endpoint(Rank rank) const {
+  const auto found = endpoints_.find(rank);
+  return found == endpoints_.end() ? nullptr : &found->second;
 }
 
 void LinkTable::stop_connecting() {
@@ -158,11 +167,21 @@ Link* LinkTable::link(Rank rank) const {
 
 void LinkTable::monitor_process(Rank rank) {
   if (closed_ || processes_.contains(rank)) return;
-  const RankInfo& member = endpoints_[rank].member;
-  Fd process = muster::monitor_process(loop_, endpoints_[identity_.rank].member, member, [this, rank, &member] {
-    report_lost(rank, Error{ErrorCode::kPeerLost, member.to_string() + " died", rank, {}});
+  const Endpoint& peer = endpoint(rank);
+  Fd process = muster::monitor_process(loop_, endpoint(identity_.rank).process, peer.process, [this, rank] {
+    const Error why{ErrorCode::kPeerLost, endpoint(rank).name + " died", rank, {}};
+    if (closed_ || !events_.died) return report_lost(rank, why);
+    events_.died(rank, why);
   });
   if (process) processes_.emplace(rank, std::move(process));
+}
+
+void LinkTable::forget(Rank rank, Side side) {
+  entries(side).erase(rank);
+  const auto process = processes_.find(rank);
+  if (process == processes_.end()) return;
+  loop_.unwatch(process->second.get());
+  processes_.erase(process);
 }
 
 void LinkTable::close_dialed(Rank rank, const Error& why) {

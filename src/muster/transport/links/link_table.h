@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "muster/collective/rank_info.h"
 #include "muster/io/fd.h"
+#include "muster/io/host_identity.h"
 #include "muster/io/loop.h"
 #include "muster/transport/link.h"
 #include "muster/transport/socket/socket_link.h"
@@ -18,8 +18,8 @@
 namespace muster {
 
 /// The links of one rank to the other ranks of its group: dials and accepts them, joins the subflows of each, monitors
-/// the processes at the other ends, and closes them all with a reason. The collective engine has one table and the P2P
-/// engine another, because they drive different loops.
+/// the processes at the other ends, and closes them all with a reason. Each user that drives a loop of its own has its
+/// own table: the collective engine, the P2P engine and the RPC endpoint.
 ///
 /// Not thread-safe: used by the thread that drives the loop. The events are called on that thread.
 class LinkTable {
@@ -28,7 +28,8 @@ class LinkTable {
   enum class Side : uint8_t { kDialed, kAccepted };
   /// A rank, and the address and transport of its table.
   struct Endpoint {
-    RankInfo member;
+    std::string name;  ///< for messages: "rank 3 (host b, pid 812)"
+    ProcessIdentity process;
     std::string address;
     Transport transport = Transport::kTcp;
   };
@@ -41,6 +42,11 @@ class LinkTable {
     /// A subflow could not be connected. If the handler returns true, the table dials the subflow again soon. Without a
     /// handler, connect() returns the error.
     std::function<bool(Rank rank, const Error& why)> dial_failed;
+    /// The process of the rank has died. Without a handler, `lost` is called.
+    std::function<void(Rank rank, const Error& why)> died;
+    /// The rank has dialed again, because its link broke. The old link is destroyed after this. Without a handler, the
+    /// new link is refused.
+    std::function<void(Rank rank)> replaced;
   };
 
   /// `tcp_streams`: the number of connections in a TCP link.
@@ -53,10 +59,12 @@ class LinkTable {
   void set_events(Events events);
   /// Accepts links from now on. Returns the address that the other ranks dial.
   Result<std::string> listen(const Address& address, Transport transport);
-  /// Sets the endpoints, by rank. Must be called before any link is dialed.
-  void set_endpoints(std::vector<Endpoint> endpoints) { endpoints_ = std::move(endpoints); }
-  const Endpoint& endpoint(Rank rank) const { return endpoints_[rank]; }
-  bool has_endpoints() const { return !endpoints_.empty(); }
+  /// Sets the endpoint of a rank. It must be known before the rank is dialed, and so must that of this rank before a
+  /// process is monitored.
+  void set_endpoint(Rank rank, Endpoint endpoint) { endpoints_[rank] = std::move(endpoint); }
+  /// The endpoint of the rank, or null while it is not known.
+  const Endpoint* find_endpoint(Rank rank) const;
+  const Endpoint& endpoint(Rank rank) const { return endpoints_.at(rank); }
 
   /// Begins to dial the rank, unless a dial or a dialed link exists already.
   void dial(Rank rank, const Deadline& deadline);
@@ -75,6 +83,8 @@ class LinkTable {
   /// Reports the rank as lost when its process on this host dies. A link alone does not show that: a child of the dead
   /// process may keep its sockets open.
   void monitor_process(Rank rank);
+  /// Forgets a link that has ended, so that the rank can be dialed or accepted again.
+  void forget(Rank rank, Side side);
   /// Closes the dialed link to the rank and cancels its dials in progress.
   void close_dialed(Rank rank, const Error& why);
   /// Closes all links with `why`, including links that are accepted later. Events are not called any more.
@@ -103,7 +113,7 @@ class LinkTable {
   Loop& loop_;
   const LinkIdentity identity_;
   const int tcp_streams_;
-  std::vector<Endpoint> endpoints_;
+  std::unordered_map<Rank, Endpoint> endpoints_;
   Entries dialed_, accepted_;
   std::vector<std::unique_ptr<Listener>> listeners_;
   std::unordered_map<Rank, Fd> processes_;  ///< pidfds

@@ -1,0 +1,242 @@
+#include "muster/io/loop_driver.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+
+#include "muster/base/check.h"
+#include "muster/base/log.h"
+
+namespace muster {
+namespace {
+
+/// The longest sleep. No deadline is missed by more than this.
+constexpr Duration kMaxSleep = 100ms;
+/// One in this many turns polls the kernel for events. The other turns only read shared memory, which is cheaper.
+constexpr unsigned kPollKernelEvery = 16;
+/// After this many naps without work, the thread that stands by sleeps until it is alerted.
+constexpr int kMaxIdleNaps = 50;
+/// The most own threads. It bounds the nesting of tasks that wait for each other's calls.
+constexpr size_t kMaxThreads = 1024;
+/// Started tasks are removed from the queue when there are this many of them.
+constexpr size_t kMaxStartedTasks = 256;
+
+thread_local const LoopDriver* own_thread_of = nullptr;
+
+}  // namespace
+
+bool LoopDriver::on_own_thread() const { return own_thread_of == this; }
+
+void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+  if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
+  while (!done() && !deadline.passed()) {
+    if (driven_by_ == DrivenBy::kNoThread) {
+      driven_by_ = DrivenBy::kWaitingThread;
+      take_turns(lock, done, deadline);
+      driven_by_ = DrivenBy::kNoThread;
+      notify();
+      run_callbacks(lock);
+      continue;
+    }
+    ++waiting_;
+    if (driven_by_ == DrivenBy::kOwnThread) wake();  // the own thread then leaves the loop to this thread
+    changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep),
+                      [&] { return driven_by_ == DrivenBy::kNoThread || done(); });
+    --waiting_;
+    client_.expire();
+  }
+  if (on_own_thread()) change_running(1);
+  if (stopping_) changed_.notify_all();
+}
+
+/// Drives the loop until `done`, the deadline, or the first callback. Callbacks cannot run inside this function,
+/// because a callback may wait for a message and must then be able to drive the loop.
+void LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+  client_.flush();
+  poll_wait_.reset();
+  for (unsigned turn = 1; !done(); ++turn) {
+    const bool poll_kernel = turn % kPollKernelEvery == 0;
+    const bool moved = poll_kernel ? loop_->poll() : loop_->run_pollers();
+    if (poll_kernel) {
+      client_.expire();
+      if (deadline.passed()) return;
+    }
+    if (done() || !callbacks_.empty()) return;
+    const Duration idle = moved ? Duration::zero() : loop_->idle_time(kMaxSleep);
+    if (idle > Duration::zero()) {
+      park(lock, std::min(idle, deadline.left()));
+      poll_wait_.reset();
+      continue;
+    }
+    lock.unlock();
+    if (moved) poll_wait_.reset();
+    if (moved || !poll_wait_.idle()) spin_pause();
+    lock.lock();
+  }
+}
+
+/// Sleeps until the loop has an event. A thread that adds work calls wake() to end the sleep.
+void LoopDriver::park(Lock& lock, Duration max_sleep) {
+  if (loop_->poll()) return;
+  max_sleep = std::min(max_sleep, std::max(client_.next_deadline() - steady_clock().now(), Duration::zero()));
+  parked_ = true;
+  lock.unlock();
+  pollfd events{loop_->descriptor(), POLLIN, 0};
+  const timespec timeout{static_cast<time_t>(max_sleep.count() / 1'000'000'000),
+                         static_cast<long>(max_sleep.count() % 1'000'000'000)};
+  (void)ppoll(&events, 1, &timeout, nullptr);
+  lock.lock();
+  parked_ = false;
+  loop_->poll();
+  client_.expire();
+}
+
+void LoopDriver::run_callbacks(Lock& lock) {
+  while (!callbacks_.empty()) {
+    std::vector<std::function<void()>> callbacks;
+    callbacks.swap(callbacks_);
+    ++calling_;
+    lock.unlock();
+    for (auto& callback : callbacks) callback();
+    callbacks.clear();
+    lock.lock();
+    if (--calling_ == 0 && stopping_) changed_.notify_all();
+  }
+}
+
+void LoopDriver::provide_driver() {
+  if (stopping_) return;
+  if (threads_.empty()) {
+    start_thread();
+  } else if (standby_ == Standby::kAsleep) {
+    alert();
+  }
+}
+
+void LoopDriver::add_task(std::function<void()> task) {
+  tasks_.push_back(std::move(task));
+  if (threads_.empty()) return start_thread();
+  if (driven_by_ == DrivenBy::kOwnThread) return wake();
+  alert();
+}
+
+void LoopDriver::alert() {
+  if (alert_ || standby_ == Standby::kNone) return;
+  alert_ = true;
+  work_.notify_one();
+}
+
+/// Called when an own thread starts a task: another one must stand by while the task runs.
+void LoopDriver::provide_standby() {
+  if (standby_ == Standby::kAsleep) return alert();
+  if (standby_ == Standby::kNapping) return;
+  if (idle_ > 0) return free_.notify_one();
+  start_thread();
+}
+
+void LoopDriver::change_running(int change) {
+  running_ += change;
+  if (!task_ready()) return;
+  if (driven_by_ == DrivenBy::kOwnThread) return wake();
+  alert();
+}
+
+void LoopDriver::start_thread() {
+  if (stopping_ || threads_.size() >= kMaxThreads) return;
+  try {
+    threads_.emplace_back([this] { run_own_thread(); });
+  } catch (const std::system_error& error) {
+    log(LogLevel::kWarning,
+        std::string("cannot start a thread; messages move only while a thread waits for one: ") + error.what());
+  }
+}
+
+/// A thread that has just begun an operation usually waits for it soon, and then drives the loop itself. So an own
+/// thread naps before it takes the loop. While it naps, callers need not notify it, which keeps begin calls cheap.
+void LoopDriver::run_own_thread() {
+  own_thread_of = this;
+  Lock lock(mutex_);
+  while (!stopping_ && run_next_task(lock)) {
+  }
+  for (int naps = 0; !stopping_;) {
+    rest(lock, naps);
+    while (!stopping_ && (run_next_task(lock) || drive(lock))) naps = 0;
+  }
+}
+
+bool LoopDriver::run_next_task(Lock& lock) {
+  if (!task_ready()) return false;
+  auto task = std::move(tasks_[next_task_++]);
+  if (next_task_ == tasks_.size()) {
+    tasks_.clear();
+    next_task_ = 0;
+  } else if (next_task_ == kMaxStartedTasks) {
+    tasks_.erase(tasks_.begin(), tasks_.begin() + kMaxStartedTasks);
+    next_task_ = 0;
+  }
+  ++running_;
+  provide_standby();
+  lock.unlock();
+  task();
+  task = nullptr;  // its objects may take the lock when they are destroyed
+  lock.lock();
+  --running_;
+  return true;
+}
+
+/// Drives the loop if no other thread does. Returns false if there was nothing to do.
+bool LoopDriver::drive(Lock& lock) {
+  const auto not_needed = [this] { return stopping_ || waiting_ > 0 || !client_.has_work() || task_ready(); };
+  if (driven_by_ != DrivenBy::kNoThread || not_needed()) return false;
+  driven_by_ = DrivenBy::kOwnThread;
+  take_turns(lock, not_needed, Deadline::never());
+  driven_by_ = DrivenBy::kNoThread;
+  changed_.notify_all();
+  run_callbacks(lock);
+  return true;
+}
+
+/// Returns when this thread should look for work.
+void LoopDriver::rest(Lock& lock, int& naps) {
+  if (standby_ != Standby::kNone) {
+    ++idle_;
+    free_.wait(lock);
+    --idle_;
+    return;
+  }
+  const auto alerted = [this] { return stopping_ || alert_; };
+  if (naps >= kMaxIdleNaps) {
+    standby_ = Standby::kAsleep;
+    if (!task_ready()) work_.wait(lock, alerted);
+    naps = 0;
+  } else {
+    standby_ = Standby::kNapping;
+    work_.wait_for(lock, options_.grace, alerted);
+    ++naps;
+  }
+  standby_ = Standby::kNone;
+  alert_ = false;
+}
+
+bool LoopDriver::stop(Lock& lock) {
+  if (stopping_) return false;
+  MUSTER_CHECK(!on_own_thread(), "a task must not stop the driver that runs it");
+  stopping_ = true;
+  wake();
+  work_.notify_all();
+  free_.notify_all();
+  run_callbacks(lock);
+  changed_.wait(lock, [this] { return driven_by_ == DrivenBy::kNoThread && waiting_ == 0 && calling_ == 0; });
+  std::vector<std::thread> threads;
+  threads.swap(threads_);
+  lock.unlock();
+  for (std::thread& thread : threads) thread.join();
+  lock.lock();
+  tasks_.clear();
+  next_task_ = 0;
+  return true;
+}
+
+}  // namespace muster

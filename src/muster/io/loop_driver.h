@@ -1,0 +1,160 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "muster/base/wait_policy.h"
+#include "muster/io/loop.h"
+
+namespace muster {
+
+/// Drives a loop: on one of the threads that wait for its events, or on one of the driver's own threads while no thread
+/// waits. One lock guards everything. It is released only to sleep, to run callbacks and tasks, and between two turns
+/// of the loop. So a call from another thread waits at most for one turn, and then does its own work itself.
+///
+/// A client may also add tasks, such as the handlers of remote calls. Only own threads run them. The own thread that
+/// drives the loop runs a task itself, because handing it to another thread would cost more than a short task. Another
+/// own thread stands by: if the task takes longer than the grace time, that thread takes the loop and the next tasks.
+///
+/// The class has many fields because together they are the state of one protocol: how threads hand over the loop.
+class LoopDriver {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  /// The interface of the user towards the driver. The functions are called with the lock held.
+  class Client {
+   public:
+    /// True if the loop must be driven even if no thread waits.
+    virtual bool has_work() const = 0;
+    /// Ends the operations whose deadline has passed.
+    virtual void expire() = 0;
+    /// A time that is not later than the deadline of any pending operation.
+    virtual TimePoint next_deadline() const = 0;
+    /// Writes what was held back while runs_more_tasks() was true. Called before the loop is driven.
+    virtual void flush() {}
+
+   protected:
+    ~Client() = default;
+  };
+
+  struct Options {
+    /// How long work waits for a caller's thread to drive the loop, before an own thread does it.
+    Duration grace = 1ms;
+    /// The most tasks that run at a time. Tasks that are inside wait_until() do not count.
+    int max_tasks = 1;
+  };
+
+  LoopDriver(std::unique_ptr<Loop> loop, Client& client, Options options)
+      : client_(client), options_(options), loop_(std::move(loop)) {}
+
+  Loop& loop() { return *loop_; }
+  Lock lock() { return Lock(mutex_); }
+
+  // The functions below need the lock.
+
+  /// Drives the loop until `done` or the deadline, or waits while another thread drives it. Releases the lock during
+  /// the wait.
+  void wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
+  /// Wakes the threads in wait_until(), so that they check their condition again.
+  void notify() {
+    if (waiting_ > 0) changed_.notify_all();
+    if (driven_by_ == DrivenBy::kWaitingThread) wake();
+  }
+  /// Wakes the thread that sleeps in the loop, because there is new work.
+  void wake() {
+    if (parked_) loop_->wake();
+  }
+  /// Makes sure that pending work is done even if no thread waits for it. Starts the first own thread if needed.
+  void provide_progress() {
+    wake();
+    provide_driver();
+  }
+  /// The same for a caller that has added no work: does not wake the thread that sleeps in the loop.
+  void provide_driver();
+
+  /// Queues a callback. It runs soon, without the lock, on any thread that uses the driver.
+  void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
+  /// Queues a callback that runs before all others in the queue.
+  void add_first_callback(std::function<void()> callback) {
+    callbacks_.insert(callbacks_.begin(), std::move(callback));
+  }
+  /// Runs all queued callbacks. Releases the lock while they run.
+  void run_callbacks(Lock& lock);
+
+  /// Queues a task. Tasks start in the order of the calls, without the lock, on own threads. Tasks that have not
+  /// started when stop() is called are dropped.
+  void add_task(std::function<void()> task);
+  /// For a task: true if this thread will run another task before it drives the loop.
+  bool runs_more_tasks() const { return on_own_thread() && driven_by_ == DrivenBy::kNoThread && queued_tasks() > 0; }
+  /// For a task that waits for something else than the loop: while this exists, the task does not count as running.
+  class BlockedTask {
+   public:
+    explicit BlockedTask(LoopDriver& driver) : driver_(driver) { change(-1); }
+    ~BlockedTask() { change(1); }
+    BlockedTask(const BlockedTask&) = delete;
+    BlockedTask& operator=(const BlockedTask&) = delete;
+
+   private:
+    void change(int change) {
+      const Lock lock = driver_.lock();
+      driver_.change_running(change);
+    }
+    LoopDriver& driver_;
+  };
+  /// True on an own thread of this driver. Needs no lock.
+  bool on_own_thread() const;
+
+  /// Waits until no thread drives the loop or runs callbacks or tasks. After that, no thread does so again. Returns
+  /// false if stop() was called before. Must not be called by a task.
+  bool stop(Lock& lock);
+  /// Destroys the loop. Must be called after stop(), once no object refers to the loop.
+  void close_loop() { loop_.reset(); }
+
+ private:
+  enum class DrivenBy : uint8_t { kNoThread, kWaitingThread, kOwnThread };
+  /// The own thread that takes over when nobody drives the loop: there is none, it naps, or it sleeps until alerted.
+  enum class Standby : uint8_t { kNone, kNapping, kAsleep };
+
+  void take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
+  void park(Lock& lock, Duration max_sleep);
+  void run_own_thread();
+  bool run_next_task(Lock& lock);
+  bool drive(Lock& lock);
+  void rest(Lock& lock, int& naps);
+  void alert();
+  void provide_standby();
+  void start_thread();
+  void change_running(int change);
+  size_t queued_tasks() const { return tasks_.size() - next_task_; }
+  bool task_ready() const { return queued_tasks() > 0 && running_ < options_.max_tasks; }
+
+  Client& client_;
+  const Options options_;
+  std::mutex mutex_;  ///< guards all fields below, and the client
+  std::unique_ptr<Loop> loop_;
+  DrivenBy driven_by_ = DrivenBy::kNoThread;
+  bool parked_ = false;                ///< true while the thread that drives the loop sleeps
+  PollWait poll_wait_{kMessagePolls};  ///< used by the thread that drives the loop
+  int waiting_ = 0;                    ///< threads that wait for changed_ in wait_until()
+  std::condition_variable changed_;
+  std::vector<std::function<void()>> callbacks_;
+  int calling_ = 0;  ///< threads that run callbacks now
+
+  std::vector<std::function<void()>> tasks_;
+  size_t next_task_ = 0;  ///< index of the first task that has not started
+  int running_ = 0;       ///< tasks that run now and are not inside wait_until()
+
+  std::vector<std::thread> threads_;  ///< the own threads
+  Standby standby_ = Standby::kNone;
+  bool alert_ = false;            ///< the thread that stands by must look for work at once
+  std::condition_variable work_;  ///< wakes the thread that stands by
+  int idle_ = 0;                  ///< own threads that wait for free_
+  std::condition_variable free_;  ///< wakes an own thread, so that it stands by
+  bool stopping_ = false;
+};
+
+}  // namespace muster

@@ -1,0 +1,223 @@
+#include "muster/io/loop_driver.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+#include <latch>
+
+namespace muster {
+namespace {
+
+constexpr Duration kTimeout = std::chrono::seconds(60);
+
+class LoopDriverTest : public testing::Test, private LoopDriver::Client {
+ protected:
+  void TearDown() override { stop(); }
+  void stop() {
+    auto lock = driver_.lock();
+    (void)driver_.stop(lock);
+  }
+
+  /// Adds a task that waits for `gate`.
+  void add_task(std::latch& started, std::latch& gate) {
+    const auto lock = driver_.lock();
+    driver_.add_task([&] {
+      started.count_down();
+      gate.wait();
+    });
+  }
+
+  bool work_ = false;
+  int expired_ = 0;
+  TimePoint deadline_{INT64_MAX};
+  LoopDriver driver_{Loop::create().value(), *this, {.grace = 1ms, .max_tasks = 2}};
+
+ private:
+  bool has_work() const override { return work_; }
+  void expire() override { expired_ += steady_clock().now() >= deadline_ ? 1 : 0; }
+  TimePoint next_deadline() const override { return deadline_; }
+};
+
+TEST_F(LoopDriverTest, AWaitingThreadDrivesTheLoop) {
+  std::thread::id driver;
+  auto lock = driver_.lock();
+  driver_.loop().after(Duration::zero(), [&] { driver = std::this_thread::get_id(); });
+  driver_.wait_until(
+      lock, [&] { return driver != std::thread::id(); }, Deadline::after(kTimeout));
+  EXPECT_EQ(driver, std::this_thread::get_id());
+}
+
+TEST_F(LoopDriverTest, ItsOwnThreadDrivesTheLoopWhileThereIsWork) {
+  std::promise<std::thread::id> driver;
+  {
+    const auto lock = driver_.lock();
+    work_ = true;
+    driver_.loop().after(Duration::zero(), [&] {
+      work_ = false;
+      driver.set_value(std::this_thread::get_id());
+    });
+    driver_.provide_progress();
+  }
+  EXPECT_NE(driver.get_future().get(), std::this_thread::get_id());
+}
+
+TEST_F(LoopDriverTest, AWaitEndsAtItsDeadline) {
+  auto lock = driver_.lock();
+  driver_.wait_until(
+      lock, [] { return false; }, Deadline::after(std::chrono::milliseconds(1)));
+  EXPECT_TRUE(lock.owns_lock());
+}
+
+TEST_F(LoopDriverTest, ASleepEndsAtTheNextDeadline) {
+  auto lock = driver_.lock();
+  deadline_ = steady_clock().now() + std::chrono::milliseconds(1);
+  driver_.wait_until(
+      lock, [&] { return expired_ > 0; }, Deadline::after(kTimeout));
+  EXPECT_GT(expired_, 0);
+}
+
+TEST_F(LoopDriverTest, RunsCallbacksInOrderAndWithoutTheLock) {
+  std::vector<int> order;
+  auto lock = driver_.lock();
+  const auto callback = [&](int number) {
+    return [&, number] {
+      const auto inner = driver_.lock();  // would deadlock with the lock held
+      order.push_back(number);
+    };
+  };
+  driver_.add_callback(callback(2));
+  driver_.add_callback(callback(3));
+  driver_.add_first_callback(callback(1));
+  driver_.run_callbacks(lock);
+  EXPECT_EQ(order, (std::vector{1, 2, 3}));
+}
+
+TEST_F(LoopDriverTest, SeveralThreadsMayWait) {
+  std::atomic<int> ended = 0;
+  bool done = false;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      auto lock = driver_.lock();
+      driver_.wait_until(
+          lock, [&] { return done; }, Deadline::after(kTimeout));
+      ++ended;
+    });
+  }
+  {
+    const auto lock = driver_.lock();
+    done = true;
+    driver_.notify();
+    driver_.wake();
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(ended, 4);
+}
+
+TEST_F(LoopDriverTest, OnlyOwnThreadsRunTasks) {
+  std::promise<bool> own;
+  auto lock = driver_.lock();
+  driver_.add_task([&] {
+    own.set_value(driver_.on_own_thread());
+    const auto inner = driver_.lock();
+    driver_.notify();
+  });
+  const auto ran = own.get_future();
+  // This thread drives the loop and waits, and must leave the task to another one.
+  driver_.wait_until(
+      lock, [&] { return ran.wait_for(std::chrono::seconds(0)) == std::future_status::ready; },
+      Deadline::after(kTimeout));
+  EXPECT_EQ(ran.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  EXPECT_FALSE(driver_.on_own_thread());
+}
+
+TEST_F(LoopDriverTest, ATaskThatBlocksStopsNeitherTheLoopNorOtherTasks) {
+  work_ = true;
+  std::latch first_started(1), second_started(1), gate(1), timer(1);
+  add_task(first_started, gate);
+  first_started.wait();
+  {
+    const auto lock = driver_.lock();
+    driver_.loop().after(Duration::zero(), [&] { timer.count_down(); });
+    driver_.provide_progress();
+  }
+  timer.wait();
+  add_task(second_started, gate);
+  second_started.wait();
+  gate.count_down();
+  stop();  // before the latches are destroyed
+}
+
+TEST_F(LoopDriverTest, RunsAtMostMaxTasksAtATime) {
+  std::latch started(2), gate(1);
+  std::atomic<bool> third = false;
+  add_task(started, gate);
+  add_task(started, gate);
+  started.wait();
+  {
+    const auto lock = driver_.lock();
+    driver_.add_task([&] { third = true; });
+  }
+  auto lock = driver_.lock();
+  driver_.wait_until(
+      lock, [] { return false; }, Deadline::after(std::chrono::milliseconds(20)));
+  EXPECT_FALSE(third);
+  lock.unlock();
+  gate.count_down();
+  stop();
+}
+
+TEST_F(LoopDriverTest, TasksThatWaitOrBlockDoNotCount) {
+  std::latch started(2), gate(1);
+  std::atomic<bool> over = false;
+  {
+    const auto lock = driver_.lock();
+    driver_.add_task([&] {
+      auto inner = driver_.lock();
+      started.count_down();
+      driver_.wait_until(
+          inner, [&] { return over.load(); }, Deadline::after(kTimeout));
+    });
+    driver_.add_task([&] {
+      const LoopDriver::BlockedTask blocked(driver_);
+      started.count_down();
+      gate.wait();
+    });
+  }
+  started.wait();
+  std::latch more_started(2), more_gate(1);
+  add_task(more_started, more_gate);
+  add_task(more_started, more_gate);
+  more_started.wait();
+  more_gate.count_down();
+  over = true;
+  gate.count_down();
+  {
+    const auto lock = driver_.lock();
+    driver_.notify();
+  }
+  stop();
+}
+
+TEST_F(LoopDriverTest, StopDropsTasksThatHaveNotStarted) {
+  std::latch started(2), gate(1);
+  std::atomic<bool> third = false;
+  add_task(started, gate);
+  add_task(started, gate);
+  started.wait();
+  auto lock = driver_.lock();
+  driver_.add_task([&] { third = true; });
+  gate.count_down();
+  EXPECT_TRUE(driver_.stop(lock));
+  EXPECT_FALSE(third);
+}
+
+TEST_F(LoopDriverTest, StopsOnce) {
+  auto lock = driver_.lock();
+  EXPECT_TRUE(driver_.stop(lock));
+  EXPECT_FALSE(driver_.stop(lock));
+}
+
+}  // namespace
+}  // namespace muster
