@@ -1,0 +1,17 @@
+#include "muster/rpc/agent.h"
+
+#include <fmt/format.h>
+
+namespace muster::rpc {
+
+std::string WorkerInfo::to_string() const { return fmt::format("worker \"{}\" (id {})", name, id); }
+
+Responder::~Responder() {
+  if (send_) finish(tl::unexpected(CallError{{ErrorCode::kInternal, "the function ended without a result"}, {}, {}}));
+}
+
+void Responder::finish(CallResult result) {
+  if (const Send send = std::exchange(send_, nullptr)) send(std::move(result));
+}
+
+}  // namespace muster::rpc

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/rpc/call.h"
+
+namespace muster::rpc {
+
+/// A process that takes part in remote calls. Names are unique among the workers that are present. Ids are given in the
+/// order of arrival and never used twice: a worker that is started again under its name has a new id.
+struct WorkerInfo {
+  std::string name;
+  int id = -1;
+
+  /// "worker "ps" (id 3)".
+  std::string to_string() const;
+};
+
+/// A call as the function sees it.
+struct Request {
+  WorkerInfo from;
+  std::string function;
+  Message arguments;
+  /// When the caller stops waiting, on this process's clock.
+  Deadline deadline = Deadline::never();
+  /// True once the caller has canceled the call, or is gone. Thread-safe.
+  bool canceled() const { return canceled_ && canceled_->load(std::memory_order_relaxed); }
+
+  /// For agents. Relaxed: it is a hint, and orders nothing.
+  std::shared_ptr<const std::atomic<bool>> canceled_;
+};
+
+/// Sends the result of one call. May be kept and used later, by any thread. If it is dropped without a result, the
+/// caller gets an error.
+class Responder {
+ public:
+  using Send = std::function<void(CallResult)>;
+
+  explicit Responder(Send send) : send_(std::move(send)) {}
+  Responder(Responder&& other) noexcept : send_(std::exchange(other.send_, nullptr)) {}
+  Responder& operator=(Responder&&) = delete;
+  ~Responder();
+
+  void reply(Message result) { finish(std::move(result)); }
+  void fail(CallError why) { finish(tl::unexpected(std::move(why))); }
+  /// The first result counts.
+  void finish(CallResult result);
+
+ private:
+  Send send_;
+};
+
+/// Runs a call. It may block, also in calls of its own: other calls then run on other threads. It must not throw.
+using Handler = std::function<void(Request, Responder)>;
+
+struct FunctionOptions {
+  /// A call of this function may run twice (CallOptions::idempotent).
+  bool idempotent = false;
+};
+
+/// Calls functions of other workers, and runs functions for them. Thread-safe. Must be held by a shared_ptr.
+///
+/// A call runs at most once, unless it is idempotent. If a worker is lost, only calls to that worker fail.
+class Agent : public std::enable_shared_from_this<Agent> {
+ public:
+  virtual ~Agent() = default;
+
+  virtual const WorkerInfo& self() const = 0;
+  /// Makes a function callable. kAlreadyExists if there is one with this name.
+  virtual Result<> add_function(const std::string& name, Handler handler, FunctionOptions options) = 0;
+  /// Called for functions that were not added. At most one; kAlreadyExists for a second one.
+  virtual Result<> add_fallback(Handler handler) = 0;
+
+  /// Calls `function` of the worker `to`, which may also be this worker. If no worker has this name, the call waits
+  /// until one has joined. All errors are in the result.
+  virtual Future call(const std::string& to, const std::string& function, Message arguments,
+                      const CallOptions& options) = 0;
+  /// The workers that are present, sorted by id.
+  virtual Result<std::vector<WorkerInfo>> workers(const Deadline& deadline) = 0;
+  /// Waits until `count` workers have called barrier() with this name.
+  virtual Result<> barrier(const std::string& name, int count, const Deadline& deadline) = 0;
+
+  /// Waits until the calls of this worker have ended and the functions that run here have replied, or until the
+  /// deadline, and leaves. Calls that are left then fail with kAborted. Must not be called by a handler:
+  /// kInvalidArgument.
+  virtual Result<> shutdown(const Deadline& deadline) = 0;
+
+  // For Future.
+  virtual void wait(CallState& state, const Deadline& deadline) = 0;
+  virtual void cancel(CallState& state) = 0;
+};
+
+}  // namespace muster::rpc

@@ -1,0 +1,334 @@
+#include "muster/rpc/client.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "muster/transport/transport.h"
+
+namespace muster::rpc {
+namespace {
+
+/// A lookup of a name ends after so long, and begins again if calls still wait for it.
+constexpr Duration kLookupTime = 200ms;
+constexpr Duration kRetryDelay = 100ms;
+/// The calls have their own deadlines, so a dial has practically none.
+constexpr Duration kDialTime = std::chrono::hours(24);
+/// The pings in one heartbeat timeout.
+constexpr int kPings = 4;
+
+double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+}  // namespace
+
+CallError local_error(ErrorCode code, std::string message, Rank rank) {
+  return CallError{Error{code, std::move(message), rank, {}}, {}, {}};
+}
+
+Client::Client(LoopDriver& driver, LinkTable& links, Directory& directory, const EndpointOptions& options,
+               const WorkerRecord& self)
+    : driver_(driver), links_(links), directory_(directory), options_(options), self_(self) {
+  check_heartbeats();
+}
+
+// ---- calls
+
+void Client::begin(const CallPtr& call) {
+  const Deadline deadline = Deadline::after(call->options.timeout);
+  call->deadline = pending_.emplace_hint(pending_.end(), deadline.when(), call);
+}
+
+void Client::dispatch(const CallPtr& call) {
+  if (closed_) return finish(*call, tl::unexpected(CallError{*closed_, {}, {}}));
+  const auto name = names_.find(call->to);
+  if (name == names_.end()) return look_up(call);
+  Callee& callee = *callees_.at(name->second);
+  call->peer = name->second;
+  if (callee.calls.add(call)) return send_waiting(callee);
+  finish(*call, tl::unexpected(local_error(ErrorCode::kResourceExhausted,
+                                           fmt::format("{} calls to {} wait already: wait for some of them first",
+                                                       options_.max_queued_calls, callee.record.to_string()))));
+}
+
+void Client::send_waiting(Callee& callee) {
+  if (!callee.calls.has_waiting()) return;
+  if (!callee.channel) {
+    links_.dial(callee.record.worker.id, Deadline::after(kDialTime));
+    links_.monitor_process(callee.record.worker.id);
+    return;
+  }
+  if (callee.calls.in_flight() == 0) callee.last_heard = steady_clock().now();
+  while (const CallPtr call = callee.calls.next()) send(callee, *call);
+  callee.channel->flush();
+}
+
+void Client::send(Callee& callee, OutgoingCall& call) {
+  MessageHeader header{.kind = Kind::kRequest, .id = call.id};
+  if (call.options.one_way) header.flags |= kOneWay;
+  if (call.retried) header.flags |= kRetry;
+  const Duration left = call.deadline->first - steady_clock().now();
+  header.timeout_us = static_cast<uint64_t>(std::max(left, Duration::zero()) / 1us);
+  callee.channel->write(header, call.function, call.arguments);
+  if (!call.options.idempotent) call.arguments = {};
+}
+
+void Client::finish(OutgoingCall& call, CallResult result) {
+  if (call.done()) return;
+  const CallPtr shared = std::move(call.deadline->second);
+  pending_.erase(call.deadline);
+  if (!result) result.error().error = result.error().error.in(call.to_string());
+  for (auto& callback : call.finish(std::move(result))) {
+    driver_.add_callback([shared, callback = std::move(callback)] { callback(); });
+  }
+  driver_.notify();
+}
+
+void Client::abandon(OutgoingCall& call, CallError why) {
+  if (call.done()) return;
+  if (call.canceled) call.canceled->store(true, std::memory_order_relaxed);
+  if (const auto found = callees_.find(call.peer); found != callees_.end()) {
+    Callee& callee = *found->second;
+    const bool sent = !call.waits && call.id != 0;
+    callee.calls.abandon(call);
+    if (sent && callee.channel) {
+      callee.channel->write({.kind = Kind::kCancel, .id = call.id}, {}, {});
+      callee.channel->flush();
+    }
+  } else if (const auto names = unresolved_.find(call.to); names != unresolved_.end()) {
+    std::erase_if(names->second, [&](const CallPtr& each) { return each.get() == &call; });
+  }
+  finish(call, tl::unexpected(std::move(why)));
+}
+
+void Client::close(const Error& why) {
+  closed_ = why;
+  while (!pending_.empty()) {
+    const CallPtr call = pending_.begin()->second;
+    finish(*call, tl::unexpected(CallError{why, {}, {}}));
+  }
+  callees_.clear();
+  names_.clear();
+  unresolved_.clear();
+}
+
+void Client::expire() {
+  const TimePoint now = steady_clock().now();
+  while (!pending_.empty() && pending_.begin()->first <= now) {
+    const CallPtr call = pending_.begin()->second;
+    abandon(*call, local_error(ErrorCode::kTimeout, timeout_message(*call), call->peer));
+  }
+}
+
+std::string Client::timeout_message(const OutgoingCall& call) const {
+  const double limit = seconds(call.options.timeout);
+  const auto found = callees_.find(call.peer);
+  if (found == callees_.end()) {
+    if (call.to == self_.worker.name) return fmt::format("the function has not returned within {:g} s", limit);
+    return fmt::format("no worker named \"{}\" has joined within {:g} s", call.to, limit);
+  }
+  const Callee& callee = *found->second;
+  const std::string worker = callee.record.to_string();
+  if (!callee.channel) return fmt::format("could not connect to {} within {:g} s", worker, limit);
+  if (call.waits) {
+    return fmt::format("waited {:g} s for room: {} has {} calls without a result", limit, worker,
+                       callee.calls.in_flight());
+  }
+  return fmt::format("{} has not returned a result within {:g} s", worker, limit);
+}
+
+TimePoint Client::next_deadline() const { return pending_.empty() ? TimePoint{INT64_MAX} : pending_.begin()->first; }
+
+// ---- names
+
+/// Looks for the name on a thread of the driver, because the store may have to be asked over the network.
+void Client::look_up(const CallPtr& call) {
+  const auto [names, is_new] = unresolved_.try_emplace(call->to);
+  names->second.push_back(call);
+  if (is_new) driver_.add_task([this, name = call->to] { run_look_up(name); });
+}
+
+void Client::run_look_up(const std::string& name) {
+  Result<WorkerRecord> found = [&] {
+    const LoopDriver::BlockedTask blocked(driver_);
+    return directory_.find(name, Deadline::after(kLookupTime));
+  }();
+  LoopDriver::Lock lock = driver_.lock();
+  const auto names = unresolved_.find(name);
+  if (names == unresolved_.end()) return;  // closed
+  if (!found && found.error().code == ErrorCode::kTimeout && !names->second.empty()) {
+    return driver_.add_task([this, name] { run_look_up(name); });
+  }
+  const std::vector<CallPtr> calls = std::move(names->second);
+  unresolved_.erase(names);
+  const Result<> added = found ? add_callee(*found) : tl::unexpected(found.error());
+  for (const CallPtr& call : calls) {
+    if (added) {
+      dispatch(call);
+    } else {
+      finish(*call, tl::unexpected(CallError{added.error(), {}, {}}));
+    }
+  }
+  driver_.wake();  // the dial needs the thread that drives the loop
+  driver_.run_callbacks(lock);
+}
+
+Result<> Client::add_callee(const WorkerRecord& record) {
+  const bool local =
+      !record.local_address.empty() && !self_.local_address.empty() && record.memory_domain == self_.memory_domain;
+  const std::string& address = local ? record.local_address : record.tcp_address;
+  if (address.empty()) {
+    return fail(ErrorCode::kUnavailable, fmt::format("{} is on another host and does not accept TCP; allow tcp in the "
+                                                     "transports of all workers",
+                                                     record.to_string()));
+  }
+  MUSTER_TRY(Address::parse(address));
+  const Rank id = record.worker.id;
+  names_[record.worker.name] = id;
+  if (callees_.contains(id)) return {};
+  const Transport transport = local ? parse_transports(options_.transports).value().front() : Transport::kTcp;
+  links_.set_endpoint(id, {record.to_string(), record.process, address, transport});
+  const PeerCalls::Limits limits{options_.max_queued_calls, kMaxCallsInFlight, kMaxBytesInFlight};
+  callees_.emplace(id, std::make_shared<Callee>(record, limits));
+  return {};
+}
+
+// ---- links
+
+void Client::on_linked(Rank rank, Link& link) {
+  const auto found = callees_.find(rank);
+  if (found == callees_.end()) return;  // closed
+  Callee& callee = *found->second;
+  const auto ended = [this, rank, weak = std::weak_ptr(found->second)](const Error& why) {
+    driver_.loop().post([this, rank, weak, why] {
+      if (const auto lost = weak.lock(); lost && lost->channel) on_lost(rank, why);
+    });
+  };
+  callee.channel = std::make_unique<Channel>(
+      link, options_.max_message_bytes, [this, &callee](ParsedMessage answer) { on_answer(callee, std::move(answer)); },
+      ended);
+  Writer process;
+  process.put<int32_t>(self_.process.pid).put_string(self_.process.domain);
+  callee.channel->write({.kind = Kind::kHello, .flags = kWireVersion}, self_.worker.name, {process.take(), {}});
+  send_waiting(callee);
+  callee.channel->flush();
+}
+
+void Client::on_answer(Callee& callee, ParsedMessage answer) {
+  callee.last_heard = steady_clock().now();
+  if (const Result<> handled = handle_answer(callee, answer); !handled) {
+    return callee.channel->link().close(handled.error());
+  }
+  send_waiting(callee);
+}
+
+Result<> Client::handle_answer(Callee& callee, ParsedMessage& answer) {
+  const Kind kind = answer.header.kind;
+  if (kind != Kind::kReply && kind != Kind::kError && kind != Kind::kStarted) {
+    return fail(ErrorCode::kProtocol,
+                fmt::format("{} sent an answer of kind {}", callee.record.to_string(), static_cast<int>(kind)));
+  }
+  MUSTER_ASSIGN(const CallPtr call, callee.calls.on_answer(answer.header.id));
+  if (kind == Kind::kError) {
+    MUSTER_ASSIGN(CallError error, parse_error(answer.message));
+    if (error.error.rank == kNoRank) error.error.rank = callee.record.worker.id;
+    if (call) finish(*call, tl::unexpected(std::move(error)));
+  } else if (call) {
+    finish(*call, std::move(answer.message));
+  }
+  return {};
+}
+
+bool Client::is_dialing(Rank rank) const {
+  const auto found = callees_.find(rank);
+  return found != callees_.end() && !found->second->channel;
+}
+
+void Client::on_lost(Rank rank, const Error& why) {
+  const auto found = callees_.find(rank);
+  if (found == callees_.end()) return;
+  const std::shared_ptr<Callee> callee = found->second;
+  forget(*callee);
+  // Calls that were not sent yet go to the worker that has the name now.
+  std::vector<CallPtr> again = callee->calls.take_waiting();
+  for (const CallPtr& call : callee->calls.on_lost()) {
+    if (call->options.idempotent) {
+      call->retried = true;
+      again.push_back(call);
+      continue;
+    }
+    const std::string message = fmt::format("{} was lost while it had the call, which may have run: {}",
+                                            callee->record.to_string(), why.message);
+    finish(*call, tl::unexpected(local_error(ErrorCode::kPeerLost, message, rank)));
+  }
+  retry_later(std::move(again));
+}
+
+bool Client::on_dial_failed(Rank rank, Error why) {
+  const auto found = callees_.find(rank);
+  if (found == callees_.end()) return false;
+  if (why.code == ErrorCode::kPeerLost || why.code == ErrorCode::kTimeout) return true;
+  const std::shared_ptr<Callee> callee = found->second;
+  forget(*callee);
+  // It accepted connections when it joined, so a refused connection means that it is gone.
+  const bool gone = why.code == ErrorCode::kUnavailable;
+  if (gone) {
+    why.code = ErrorCode::kPeerLost;
+    why.message = fmt::format("{} has left, or died: {}", callee->record.to_string(), why.message);
+  }
+  why.rank = rank;
+  std::vector<CallPtr> again;
+  for (const CallPtr& call : callee->calls.take_waiting()) {
+    if (gone && call->options.idempotent) {
+      again.push_back(call);
+    } else {
+      finish(*call, tl::unexpected(CallError{why, {}, {}}));
+    }
+  }
+  retry_later(std::move(again));
+  return false;
+}
+
+void Client::forget(Callee& callee) {
+  const Rank rank = callee.record.worker.id;
+  callee.channel.reset();
+  links_.forget(rank, LinkTable::Side::kDialed);
+  const auto name = names_.find(callee.record.worker.name);
+  if (name != names_.end() && name->second == rank) names_.erase(name);
+  callees_.erase(rank);
+}
+
+void Client::retry_later(std::vector<CallPtr> calls) {
+  if (calls.empty()) return;
+  for (const CallPtr& call : calls) call->peer = kNoRank;
+  driver_.loop().after(kRetryDelay, [this, calls = std::move(calls)] {
+    for (const CallPtr& call : calls) {
+      if (!call->done()) dispatch(call);
+    }
+  });
+}
+
+/// Pings the workers that owe an answer, and closes the links of those that have been silent for too long.
+void Client::check_heartbeats() {
+  const Duration timeout = options_.heartbeat_timeout;
+  driver_.loop().after(timeout / kPings, [this, timeout] {
+    const TimePoint now = steady_clock().now();
+    for (const auto& [rank, callee] : callees_) {
+      if (!callee->channel || callee->calls.in_flight() == 0) continue;
+      Link& link = callee->channel->link();
+      if (now - callee->last_heard > timeout) {
+        link.close(
+            Error{ErrorCode::kPeerLost,
+                  fmt::format("{} has not answered a ping for {:g} s", callee->record.to_string(), seconds(timeout)),
+                  rank,
+                  {}});
+        continue;
+      }
+      link.ping([weak = std::weak_ptr(callee)] {
+        if (const auto alive = weak.lock()) alive->last_heard = steady_clock().now();
+      });
+    }
+    check_heartbeats();
+  });
+}
+
+}  // namespace muster::rpc

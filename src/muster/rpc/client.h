@@ -1,0 +1,87 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "muster/io/loop_driver.h"
+#include "muster/rpc/channel.h"
+#include "muster/rpc/directory.h"
+#include "muster/rpc/endpoint.h"
+#include "muster/rpc/peer_calls.h"
+#include "muster/transport/links/link_table.h"
+
+namespace muster::rpc {
+
+/// The calls of this worker to other workers: finds and connects them, sends requests, ends calls with their answers,
+/// at their deadlines, or with the loss of the worker. Not thread-safe: guarded by the driver's lock.
+class Client {
+ public:
+  Client(LoopDriver& driver, LinkTable& links, Directory& directory, const EndpointOptions& options,
+         const WorkerRecord& self);
+
+  /// Counts the call as pending from now on.
+  void begin(const CallPtr& call);
+  /// Sends the call to its worker, once that is known and connected.
+  void dispatch(const CallPtr& call);
+  void finish(OutgoingCall& call, CallResult result);
+  /// Ends the call, and tells the worker that nobody waits for it.
+  void abandon(OutgoingCall& call, CallError why);
+  /// Ends all calls. Later calls end at once with the same error.
+  void close(const Error& why);
+  bool has_pending() const { return !pending_.empty(); }
+
+  void expire();
+  TimePoint next_deadline() const;
+
+  // Events of the link table.
+  void on_linked(Rank rank, Link& link);
+  /// Returns true if the worker must be dialed again.
+  bool on_dial_failed(Rank rank, Error why);
+  /// The connection to the worker has ended. Must not be called from within a function of its link.
+  void on_lost(Rank rank, const Error& why);
+  /// True if the worker is being dialed.
+  bool is_dialing(Rank rank) const;
+
+ private:
+  /// A worker that this one calls.
+  struct Callee {
+    Callee(WorkerRecord found, const PeerCalls::Limits& limits) : record(std::move(found)), calls(limits) {}
+
+    const WorkerRecord record;
+    PeerCalls calls;
+    std::unique_ptr<Channel> channel;  ///< null while there is no link
+    TimePoint last_heard;
+  };
+
+  void look_up(const CallPtr& call);
+  void run_look_up(const std::string& name);
+  Result<> add_callee(const WorkerRecord& record);
+  void forget(Callee& callee);
+  void send_waiting(Callee& callee);
+  void send(Callee& callee, OutgoingCall& call);
+  void on_answer(Callee& callee, ParsedMessage answer);
+  Result<> handle_answer(Callee& callee, ParsedMessage& answer);
+  void retry_later(std::vector<CallPtr> calls);
+  void check_heartbeats();
+  std::string timeout_message(const OutgoingCall& call) const;
+
+  LoopDriver& driver_;
+  LinkTable& links_;
+  Directory& directory_;
+  const EndpointOptions& options_;
+  const WorkerRecord& self_;
+  std::multimap<TimePoint, CallPtr> pending_;  ///< all calls that have not ended, by deadline
+  std::unordered_map<Rank, std::shared_ptr<Callee>> callees_;
+  std::unordered_map<std::string, Rank> names_;                       ///< the worker that has a name now
+  std::unordered_map<std::string, std::vector<CallPtr>> unresolved_;  ///< calls to names that are being looked up
+  std::optional<Error> closed_;
+};
+
+/// An error of this layer, without a remote traceback.
+CallError local_error(ErrorCode code, std::string message, Rank rank = kNoRank);
+
+}  // namespace muster::rpc

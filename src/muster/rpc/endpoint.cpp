@@ -1,0 +1,265 @@
+#include "muster/rpc/endpoint.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "muster/base/host_name.h"
+#include "muster/base/log.h"
+#include "muster/base/random.h"
+#include "muster/io/outward_address.h"
+#include "muster/rpc/client.h"
+#include "muster/rpc/server.h"
+#include "muster/transport/link_hello.h"
+#include "muster/transport/transport.h"
+
+namespace muster::rpc {
+namespace {
+
+/// The ids of workers are the ranks of their links, and below this number.
+constexpr int kMaxWorkers = 1 << 30;
+/// If a function runs for longer than this, another thread takes over the loop and the next functions.
+constexpr Duration kGrace = 100us;
+/// How long a worker that leaves tries to remove its name from the store.
+constexpr Duration kLeaveTime = 2s;
+
+Result<> check_options(const EndpointOptions& options) {
+  const auto invalid = [](const std::string& what) { return fail(ErrorCode::kInvalidArgument, what); };
+  if (options.name.empty() || options.name.size() > kMaxNameBytes) {
+    return invalid(
+        fmt::format("the name of a worker must have 1 to {} bytes, got {}", kMaxNameBytes, options.name.size()));
+  }
+  if (options.max_handlers < 1) return invalid(fmt::format("max_handlers must be > 0, got {}", options.max_handlers));
+  if (options.tcp_streams < 1 || options.tcp_streams > kMaxSubflows) {
+    return invalid(fmt::format("tcp_streams must be 1 to {}, got {}", kMaxSubflows, options.tcp_streams));
+  }
+  if (options.heartbeat_timeout < 100ms) return invalid("heartbeat_timeout must be at least 100 ms");
+  return {};
+}
+
+/// The agent over muster's own links: one end of all calls of this process. The client makes calls, the server runs
+/// them; both use one link table and one driver, whose lock guards everything.
+class Endpoint final : public Agent, private LoopDriver::Client {
+ public:
+  static Result<std::shared_ptr<Endpoint>> start(std::shared_ptr<Store> store, EndpointOptions options) {
+    const Deadline deadline = Deadline::after(options.timeout);
+    MUSTER_TRY(check_options(options));
+    MUSTER_ASSIGN(auto loop, Loop::create());
+    auto directory = std::make_unique<Directory>(std::move(store), options.group);
+    MUSTER_ASSIGN(options.credentials.secret, directory->agree_on_secret(options.credentials.secret, deadline));
+    MUSTER_ASSIGN(const int id, directory->new_id(deadline));
+    const std::shared_ptr<Endpoint> endpoint(
+        new Endpoint(std::move(options), id, std::move(directory), std::move(loop)), release);
+    endpoint->server_->set_owner(endpoint);
+    MUSTER_TRY(endpoint->listen());
+    MUSTER_TRY(endpoint->directory_->join(endpoint->self_, deadline));
+    endpoint->joined_ = true;
+    return endpoint;
+  }
+
+  const WorkerInfo& self() const override { return self_.worker; }
+  Result<> add_function(const std::string& name, Handler handler, FunctionOptions options) override {
+    return functions_.add(name, std::move(handler), options);
+  }
+  Result<> add_fallback(Handler handler) override { return functions_.add_fallback(std::move(handler)); }
+
+  Future call(const std::string& to, const std::string& function, Message arguments,
+              const CallOptions& options) override {
+    const auto call = std::make_shared<OutgoingCall>(shared_from_this());
+    call->to = to;
+    call->function = function;
+    call->options = options;
+    if (const auto valid = check_message(function, arguments, options_.max_message_bytes); !valid) {
+      (void)call->finish(tl::unexpected(CallError{valid.error().in(call->to_string()), {}, {}}));
+      return Future(call);
+    }
+    call->arguments = std::move(arguments);
+    LoopDriver::Lock lock = driver_.lock();
+    client_->begin(call);
+    if (to == self_.worker.name && !closed_) {
+      call_self(call);
+    } else {
+      client_->dispatch(call);
+    }
+    driver_.provide_progress();
+    driver_.run_callbacks(lock);
+    return Future(call);
+  }
+
+  void wait(CallState& state, const Deadline& deadline) override {
+    if (state.done()) return;
+    LoopDriver::Lock lock = driver_.lock();
+    driver_.wait_until(
+        lock, [&] { return state.done(); }, deadline);
+    driver_.provide_driver();
+    driver_.run_callbacks(lock);
+  }
+
+  void cancel(CallState& state) override {
+    LoopDriver::Lock lock = driver_.lock();
+    client_->abandon(static_cast<OutgoingCall&>(state), local_error(ErrorCode::kAborted, "the caller canceled it"));
+    driver_.wake();
+    driver_.run_callbacks(lock);
+  }
+
+  Result<std::vector<WorkerInfo>> workers(const Deadline& deadline) override {
+    MUSTER_ASSIGN(const auto records, directory_->list(deadline));
+    std::vector<WorkerInfo> workers;
+    for (const WorkerRecord& record : records) workers.push_back(record.worker);
+    return workers;
+  }
+  Result<> barrier(const std::string& name, int count, const Deadline& deadline) override {
+    return directory_->barrier(name, count, deadline);
+  }
+
+  Result<> shutdown(const Deadline& deadline) override {
+    if (driver_.on_own_thread()) {
+      return fail(ErrorCode::kInvalidArgument, "a function that another worker calls must not shut its worker down");
+    }
+    LoopDriver::Lock lock = driver_.lock();
+    if (closed_) return {};
+    const auto idle = [this] { return !client_->has_pending() && server_->is_idle(); };
+    driver_.wait_until(lock, idle, deadline);
+    const bool drained = idle();
+    close(lock);
+    if (drained) return {};
+    return fail(ErrorCode::kTimeout,
+                fmt::format("worker \"{}\" has left although calls were pending", self_.worker.name));
+  }
+
+ private:
+  Endpoint(EndpointOptions options, int id, std::unique_ptr<Directory> directory, std::unique_ptr<Loop> loop)
+      : options_(std::move(options)),
+        directory_(std::move(directory)),
+        driver_(std::move(loop), *this, {.grace = kGrace, .max_tasks = options_.max_handlers}) {
+    self_.worker = {options_.name, id};
+    self_.host = host_name();
+    self_.process = {getpid(), process_domain()};
+    self_.memory_domain = shared_memory_domain();
+    LinkIdentity identity{id, kMaxWorkers, "rpc/" + options_.group, 0, options_.credentials};
+    identity.retry_refused = false;
+    links_.emplace(driver_.loop(), std::move(identity), options_.tcp_streams);
+    client_.emplace(driver_, *links_, *directory_, options_, self_);
+    server_.emplace(driver_, *links_, functions_, options_);
+    links_->set_events(
+        {.linked = [this](Rank rank, LinkTable::Side side, Link& link) { on_linked(rank, side, link); },
+         .lost = [this](Rank rank, const Error& why) { on_incomplete_link_lost(rank, why); },
+         .dial_failed = [this](Rank rank, const Error& why) { return client_->on_dial_failed(rank, why); },
+         .died = [this](Rank rank, const Error& why) { on_died(rank, why); },
+         .replaced = [this](Rank rank) { server_->on_lost(rank); }});
+  }
+  ~Endpoint() override = default;
+
+  /// The deleter. A forked child must not end its parent's links, and an own thread cannot wait for itself: there the
+  /// object is left as it is.
+  static void release(Endpoint* endpoint) {
+    if (getpid() != endpoint->self_.process.pid) return;
+    if (endpoint->driver_.on_own_thread()) {
+      return log(LogLevel::kWarning,
+                 "the last reference to an RPC endpoint was dropped by a function that it ran: call "
+                 "shutdown() first");
+    }
+    (void)endpoint->shutdown(Deadline::after(Duration::zero()));
+    delete endpoint;
+  }
+
+  Result<> listen() {
+    MUSTER_ASSIGN(const auto transports, parse_transports(options_.transports));
+    const auto lock = driver_.lock();
+    if (transports.front() != Transport::kTcp) {
+      std::array<uint8_t, 12> name;
+      fill_secure_random(name);
+      const Address address = Address::unix_abstract("muster-rpc-" + to_hex(name));
+      MUSTER_ASSIGN(self_.local_address, links_->listen(address, transports.front()));
+    }
+    if (std::ranges::count(transports, Transport::kTcp) != 0) {
+      Address address = outward_address();
+      if (!options_.interface.empty()) {
+        MUSTER_ASSIGN(address, interface_address(options_.interface));
+      }
+      MUSTER_ASSIGN(self_.tcp_address, links_->listen(address, Transport::kTcp));
+    }
+    links_->set_endpoint(self_.worker.id, {self_.to_string(), self_.process, {}, Transport::kTcp});
+    driver_.provide_progress();
+    return {};
+  }
+
+  /// The segments are copied, as if they had traveled.
+  void call_self(const CallPtr& call) {
+    call->canceled = std::make_shared<std::atomic<bool>>(false);
+    Request request{self_.worker, call->function, std::exchange(call->arguments, {}),
+                    Deadline::at(call->deadline->first), call->canceled};
+    for (Buffer& segment : request.arguments.segments) segment = Buffer::copy_of(segment.view());
+    server_->serve_self(std::move(request), [this, call](CallResult result) {
+      LoopDriver::Lock lock = driver_.lock();
+      client_->finish(*call, std::move(result));
+      driver_.run_callbacks(lock);
+    });
+    if (call->options.one_way) client_->finish(*call, Message());
+  }
+
+  void on_linked(Rank rank, LinkTable::Side side, Link& link) {
+    if (side == LinkTable::Side::kDialed) {
+      client_->on_linked(rank, link);
+    } else {
+      server_->on_linked(rank, link);
+    }
+  }
+
+  /// The channels notice the end of a complete link. This is for a link of which a subflow is missing.
+  void on_incomplete_link_lost(Rank rank, const Error& why) {
+    driver_.loop().post([this, rank, why] {
+      if (client_->is_dialing(rank)) client_->on_lost(rank, why);
+    });
+  }
+
+  void on_died(Rank rank, const Error& why) {
+    server_->on_lost(rank);
+    client_->on_lost(rank, why);
+  }
+
+  void close(LoopDriver::Lock& lock) {
+    closed_ = true;
+    if (joined_) {
+      lock.unlock();  // the store may have to be asked over the network
+      (void)directory_->leave(self_, Deadline::after(kLeaveTime));
+      lock.lock();
+    }
+    Error left{ErrorCode::kLeft, self_.to_string() + " has left", self_.worker.id, {}};
+    left.phase = GroupPhase::kLeft;
+    server_->close();
+    client_->close(Error{ErrorCode::kAborted, fmt::format("worker \"{}\" was shut down", self_.worker.name)});
+    links_->close(left);
+    driver_.stop(lock);
+    links_.reset();
+    driver_.close_loop();
+  }
+
+  // LoopDriver::Client
+  bool has_work() const override { return true; }
+  void expire() override { client_->expire(); }
+  TimePoint next_deadline() const override { return client_->next_deadline(); }
+  void flush() override { server_->flush(); }
+
+  const EndpointOptions options_;
+  const std::unique_ptr<Directory> directory_;
+  WorkerRecord self_;  ///< does not change once the endpoint has joined
+  FunctionTable functions_;
+  LoopDriver driver_;  ///< its lock guards the fields below
+  std::optional<LinkTable> links_;
+  std::optional<rpc::Client> client_;
+  std::optional<Server> server_;
+  bool joined_ = false, closed_ = false;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<Agent>> start_endpoint(std::shared_ptr<Store> store, EndpointOptions options) {
+  return Endpoint::start(std::move(store), std::move(options)).map([](auto endpoint) {
+    return std::shared_ptr<Agent>(std::move(endpoint));
+  });
+}
+
+}  // namespace muster::rpc

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "muster/io/connection.h"
+#include "muster/rpc/agent.h"
+#include "muster/store/store.h"
+
+namespace muster::rpc {
+
+struct EndpointOptions {
+  std::string name;           ///< of this worker; unique in its group
+  std::string group = "rpc";  ///< workers of different groups do not see each other
+  Credentials credentials;    ///< empty secret: the first worker generates one and shares it through the store
+  std::string interface;      ///< for TCP, by name or address; empty: io/outward_address.h chooses
+  /// Which transports may be used, best first: "shm", "unix" and "tcp". Workers of one host use the first one.
+  std::string transports = "shm,tcp";
+  int tcp_streams = 1;    ///< connections in each TCP link, 1 to 16, the same at all workers
+  int max_handlers = 16;  ///< functions that run at a time; a function that waits for a call does not count
+  uint64_t max_message_bytes = uint64_t{16} << 30;
+  size_t max_queued_calls = 1 << 16;  ///< calls to one worker that wait for room in its window; more fail at once
+  Duration timeout = 60s;             ///< of joining
+  /// A worker that sends nothing for so long, while calls to it are pending, counts as lost.
+  Duration heartbeat_timeout = 30s;
+};
+
+/// The most calls that a worker may have sent to another one without a reply, and the most bytes of their arguments.
+/// One call may be larger than that. Replies need no room in a window: the caller has asked for them. So calls that
+/// wait for nested calls cannot block each other.
+inline constexpr int kMaxCallsInFlight = 4096;
+inline constexpr uint64_t kMaxBytesInFlight = uint64_t{64} << 20;
+
+/// Joins the group of workers that meet in `store`, and serves calls from then on, on threads of its own. It connects
+/// to a worker at the first call to it: through shared memory or a Unix socket on the same host, else over TCP.
+///
+/// kAlreadyExists if a living worker has this name.
+Result<std::shared_ptr<Agent>> start_endpoint(std::shared_ptr<Store> store, EndpointOptions options);
+
+}  // namespace muster::rpc

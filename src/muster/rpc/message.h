@@ -1,0 +1,46 @@
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "muster/base/bytes.h"
+
+namespace muster::rpc {
+
+/// Shared memory of one process: the bytes of a tensor, for example. Copies refer to the same bytes.
+class Buffer {
+ public:
+  Buffer() = default;
+  /// Refers to memory that `owner` keeps alive.
+  Buffer(std::shared_ptr<void> owner, void* data, size_t bytes)
+      : owner_(std::move(owner)), data_(static_cast<uint8_t*>(data)), bytes_(bytes) {}
+  /// Memory of its own, aligned to 64 bytes and not cleared.
+  static Buffer allocate(size_t bytes);
+  static Buffer copy_of(ByteView bytes);
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return bytes_; }
+  ByteView view() const { return {data_, bytes_}; }
+  const std::shared_ptr<void>& owner() const { return owner_; }
+
+ private:
+  std::shared_ptr<void> owner_;
+  uint8_t* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+/// The arguments or the result of a call. This layer does not look inside. `segments` are never copied into a message
+/// on the sending side, so memory in them must not change until the call has ended.
+struct Message {
+  Bytes head;
+  std::vector<Buffer> segments;
+
+  size_t bytes() const {
+    size_t sum = head.size();
+    for (const Buffer& segment : segments) sum += segment.size();
+    return sum;
+  }
+};
+
+}  // namespace muster::rpc

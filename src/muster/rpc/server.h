@@ -1,0 +1,71 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "muster/io/loop_driver.h"
+#include "muster/rpc/channel.h"
+#include "muster/rpc/endpoint.h"
+#include "muster/rpc/function_table.h"
+#include "muster/transport/links/link_table.h"
+
+namespace muster::rpc {
+
+/// The calls of other workers to this one: takes requests from their links, runs the functions as tasks of the driver,
+/// and sends the results. Not thread-safe: guarded by the driver's lock, unless a comment says otherwise.
+class Server {
+ public:
+  Server(LoopDriver& driver, LinkTable& links, const FunctionTable& functions, const EndpointOptions& options)
+      : driver_(driver), links_(links), functions_(functions), options_(options) {}
+
+  /// The object that this one is a part of. A function may keep its Responder for longer than that lives.
+  void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
+
+  void on_linked(Rank rank, Link& link);
+  /// The link of the caller has ended, or its process has died. Its calls go on, but count as canceled.
+  void on_lost(Rank rank);
+  /// Runs a call of this worker to itself. `done` is called without the lock.
+  void serve_self(Request request, Responder::Send done);
+  /// Writes the results that were held back.
+  void flush();
+  /// True if no function runs and all results were handed to the transport.
+  bool is_idle() const;
+  /// Drops all callers. Results of functions that still run are not sent any more.
+  void close();
+
+ private:
+  /// A worker that calls this one, on one link.
+  struct Caller;
+  /// A call of another worker.
+  struct ServedCall {
+    std::shared_ptr<Caller> caller;
+    uint64_t id = 0;
+    bool one_way = false, retry = false;
+    std::shared_ptr<std::atomic<bool>> canceled = std::make_shared<std::atomic<bool>>(false);
+  };
+  using ServedPtr = std::shared_ptr<ServedCall>;
+
+  static void drop(Caller& caller);
+  void on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message);
+  Result<> handle_message(const std::shared_ptr<Caller>& caller, ParsedMessage& message);
+  Result<> on_hello(Caller& caller, const ParsedMessage& hello);
+  Result<> on_request(const std::shared_ptr<Caller>& caller, ParsedMessage& message);
+  void run(const ServedPtr& call, Request request);  // without the lock
+  void finish(const ServedPtr& call, CallResult result);
+  void acknowledge(const ServedPtr& call);
+  void write(const ServedPtr& call, Kind kind, const Message& message);
+
+  LoopDriver& driver_;
+  LinkTable& links_;
+  const FunctionTable& functions_;
+  const EndpointOptions& options_;
+  std::weak_ptr<void> owner_;
+  std::unordered_map<Rank, std::shared_ptr<Caller>> callers_;
+  std::vector<std::shared_ptr<Caller>> corked_;  ///< callers with results that flush() will write
+  size_t running_ = 0;                           ///< functions that have not finished their Responder
+  bool closed_ = false;
+};
+
+}  // namespace muster::rpc

@@ -1,0 +1,242 @@
+// What goes wrong between endpoints of one process.
+#include <atomic>
+#include <latch>
+#include <thread>
+
+#include "rpc/workers.h"
+
+namespace muster::rpc {
+namespace {
+
+using test::echo;
+using test::error_of;
+using test::kPatience;
+using test::options_for;
+using test::result_of;
+using test::text;
+
+class RpcFailure : public testing::Test {
+ protected:
+  std::shared_ptr<Agent> start(EndpointOptions options) { return agents_.emplace_back(test::start(store_, options)); }
+  std::shared_ptr<Agent> start(const std::string& name) { return start(options_for(name, "shm,tcp")); }
+  void TearDown() override {
+    for (const auto& agent : agents_) (void)agent->shutdown(Deadline::after(kPatience));
+  }
+
+  const std::shared_ptr<Store> store_ = memory_store();
+  std::vector<std::shared_ptr<Agent>> agents_;
+};
+
+TEST_F(RpcFailure, ACallEndsAtItsTimeout) {
+  const auto a = start("a"), b = start("b");
+  std::latch gate(1);
+  ASSERT_TRUE(b->add_function("sleeps",
+                              [&](Request, Responder responder) {
+                                gate.wait();
+                                responder.reply({});
+                              },
+                              {}));
+  ASSERT_TRUE(b->add_function("echo", echo, {}));
+  const CallError error = error_of(a->call("b", "sleeps", {}, {.timeout = 50ms}));
+  EXPECT_EQ(error.error.code, ErrorCode::kTimeout);
+  EXPECT_NE(error.error.message.find("has not returned a result within 0.05 s"), std::string::npos)
+      << error.to_string();
+  EXPECT_NE(error.to_string().find("call of \"sleeps\" at worker \"b\""), std::string::npos) << error.to_string();
+  EXPECT_EQ(text(result_of(a->call("b", "echo", text("x"), {}))), "x") << "other calls go on";
+  gate.count_down();
+  EXPECT_EQ(text(result_of(a->call("b", "echo", text("late answers are ignored"), {}))), "late answers are ignored");
+}
+
+TEST_F(RpcFailure, CancelTellsTheFunction) {
+  const auto a = start("a"), b = start("b");
+  std::latch started(1), canceled(1);
+  ASSERT_TRUE(b->add_function("works",
+                              [&](Request request, Responder responder) {
+                                started.count_down();
+                                while (!request.canceled()) std::this_thread::yield();
+                                canceled.count_down();
+                                responder.reply({});
+                              },
+                              {}));
+  const Future future = a->call("b", "works", {}, {});
+  started.wait();
+  future.cancel();
+  EXPECT_EQ(error_of(future).error.code, ErrorCode::kAborted);
+  canceled.wait();
+}
+
+TEST_F(RpcFailure, ARequestThatIsLateDoesNotRun) {
+  auto options = options_for("b", "shm,tcp");
+  options.max_handlers = 1;
+  const auto a = start("a"), b = start(options);
+  std::latch gate(1);
+  std::atomic<int> runs = 0;
+  ASSERT_TRUE(b->add_function("sleeps",
+                              [&](Request, Responder responder) {
+                                gate.wait();
+                                responder.reply({});
+                              },
+                              {}));
+  ASSERT_TRUE(b->add_function("count",
+                              [&](Request, Responder responder) {
+                                ++runs;
+                                responder.reply({});
+                              },
+                              {}));
+  const Future sleeping = a->call("b", "sleeps", {}, {});
+  EXPECT_EQ(error_of(a->call("b", "count", {}, {.timeout = 20ms})).error.code, ErrorCode::kTimeout);
+  gate.count_down();
+  (void)result_of(sleeping);
+  EXPECT_TRUE(b->shutdown(Deadline::after(kPatience)));
+  EXPECT_EQ(runs, 0);
+}
+
+TEST_F(RpcFailure, ANameBelongsToOneWorker) {
+  const auto a = start("a");
+  const auto second = start_endpoint(store_, options_for("a", "shm,tcp"));
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ErrorCode::kAlreadyExists);
+  EXPECT_NE(second.error().message.find("worker \"a\" (id 0"), std::string::npos) << second.error().message;
+  ASSERT_TRUE(a->shutdown(Deadline::after(kPatience)));
+  EXPECT_EQ(start("a")->self().id, 2) << "ids are never used twice";
+}
+
+TEST_F(RpcFailure, CallsWaitForAWorkerThatJoinsLater) {
+  const auto a = start("a");
+  const Future future = a->call("late", "echo", text("x"), {});
+  EXPECT_FALSE(future.wait_until(Deadline::after(300ms)));
+  auto options = options_for("late", "shm,tcp");
+  const auto late = start(options);
+  ASSERT_TRUE(late->add_function("echo", echo, {}));
+  // The call may arrive before the function was added.
+  const CallResult& result = future.wait();
+  if (!result) {
+    EXPECT_EQ(result.error().error.code, ErrorCode::kNotFound);
+  }
+  const CallError error = error_of(a->call("never", "echo", {}, {.timeout = 50ms}));
+  EXPECT_NE(error.error.message.find("no worker named \"never\" has joined within 0.05 s"), std::string::npos);
+}
+
+TEST_F(RpcFailure, ManyUnknownNamesDoNotBlockTheHandlers) {
+  auto options = options_for("a", "shm,tcp");
+  options.max_handlers = 1;
+  const auto a = start(options), b = start("b");
+  ASSERT_TRUE(a->add_function("echo", echo, {}));
+  std::vector<Future> lost;
+  for (int i = 0; i < 20; ++i) lost.push_back(a->call("nobody" + std::to_string(i), "f", {}, {.timeout = 1s}));
+  EXPECT_EQ(text(result_of(b->call("a", "echo", text("x"), {}))), "x");
+  for (const Future& future : lost) EXPECT_EQ(error_of(future).error.code, ErrorCode::kTimeout);
+}
+
+TEST_F(RpcFailure, TheQueueOfAWorkerHasACap) {
+  auto options = options_for("a", "shm,tcp");
+  options.max_queued_calls = 10;
+  const auto a = start(options), b = start("b");
+  std::latch gate(1);
+  ASSERT_TRUE(b->add_function("sleeps",
+                              [&](Request, Responder responder) {
+                                gate.wait();
+                                responder.reply({});
+                              },
+                              {}));
+  (void)error_of(a->call("b", "none", {}, {}));  // connects
+  std::vector<Future> futures;
+  for (int i = 0; i < kMaxCallsInFlight + 11; ++i) futures.push_back(a->call("b", "sleeps", {}, {}));
+  const CallError error = error_of(futures.back());
+  EXPECT_EQ(error.error.code, ErrorCode::kResourceExhausted);
+  EXPECT_NE(error.error.message.find("10 calls to worker \"b\""), std::string::npos) << error.error.message;
+  futures.pop_back();
+  gate.count_down();
+  for (const Future& future : futures) (void)result_of(future);
+}
+
+TEST_F(RpcFailure, MessagesHaveACap) {
+  auto options = options_for("a", "shm,tcp");
+  options.max_message_bytes = 1 << 20;
+  const auto a = start(options);
+  options.name = "b";
+  const auto b = start(options);
+  ASSERT_TRUE(b->add_function("large",
+                              [](Request, Responder responder) {
+                                responder.reply(Message{{}, {Buffer::allocate((1 << 20) + 1)}});
+                              },
+                              {}));
+  const CallError sent = error_of(a->call("b", "large", Message{Bytes((1 << 20) + 1), {}}, {}));
+  EXPECT_EQ(sent.error.code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(sent.error.message.find("over the cap of 1 MiB"), std::string::npos) << sent.error.message;
+  const CallError returned = error_of(a->call("b", "large", {}, {}));
+  EXPECT_NE(returned.error.message.find("over the cap of 1 MiB"), std::string::npos) << returned.error.message;
+}
+
+TEST_F(RpcFailure, ShutdownFailsTheCallsOfPeersOnly) {
+  const auto a = start("a"), b = start("b"), c = start("c");
+  std::latch started(1), gate(1);
+  ASSERT_TRUE(b->add_function("sleeps",
+                              [&](Request request, Responder responder) {
+                                started.count_down();
+                                gate.wait();
+                                EXPECT_TRUE(request.canceled());
+                                responder.reply({});
+                              },
+                              {}));
+  ASSERT_TRUE(c->add_function("echo", echo, {}));
+  const Future future = a->call("b", "sleeps", {}, {});
+  started.wait();
+  std::thread stop([&] { EXPECT_EQ(b->shutdown(Deadline::after(10ms)).error().code, ErrorCode::kTimeout); });
+  const CallError error = error_of(future);
+  gate.count_down();
+  stop.join();
+  EXPECT_EQ(error.error.code, ErrorCode::kPeerLost);
+  EXPECT_NE(error.error.message.find("has left"), std::string::npos) << error.error.message;
+  EXPECT_EQ(text(result_of(a->call("c", "echo", text("x"), {}))), "x");
+  EXPECT_EQ(error_of(b->call("a", "f", {}, {})).error.code, ErrorCode::kAborted);
+}
+
+TEST_F(RpcFailure, AFunctionMustNotShutItsWorkerDown) {
+  const auto a = start("a"), b = start("b");
+  ASSERT_TRUE(b->add_function("stop",
+                              [&](Request, Responder responder) {
+                                responder.reply(text(b->shutdown(Deadline::after(kPatience)).error().message));
+                              },
+                              {}));
+  EXPECT_EQ(text(result_of(a->call("b", "stop", {}, {}))),
+            "a function that another worker calls must not shut its worker down");
+}
+
+TEST_F(RpcFailure, InvalidOptionsAreRefused) {
+  const auto refused = [this](const std::function<void(EndpointOptions&)>& change) {
+    auto options = options_for("x", "shm,tcp");
+    change(options);
+    const auto agent = start_endpoint(store_, options);
+    return !agent && agent.error().code == ErrorCode::kInvalidArgument;
+  };
+  EXPECT_TRUE(refused([](EndpointOptions& options) { options.name = ""; }));
+  EXPECT_TRUE(refused([](EndpointOptions& options) { options.max_handlers = 0; }));
+  EXPECT_TRUE(refused([](EndpointOptions& options) { options.tcp_streams = 17; }));
+  EXPECT_TRUE(refused([](EndpointOptions& options) { options.transports = "udp"; }));
+  EXPECT_TRUE(refused([](EndpointOptions& options) { options.heartbeat_timeout = 1ms; }));
+}
+
+TEST_F(RpcFailure, AFutureMayOutliveItsAgent) {
+  auto a = test::start(store_, options_for("a", "shm,tcp"));
+  ASSERT_TRUE(a->add_function("echo", echo, {}));
+  const Future future = a->call("a", "echo", text("x"), {});
+  EXPECT_EQ(text(result_of(future)), "x");
+  ASSERT_TRUE(a->shutdown(Deadline::after(kPatience)));
+  a.reset();
+  EXPECT_EQ(text(result_of(future)), "x");
+}
+
+TEST_F(RpcFailure, WorkersOfOtherSecretsAreRefused) {
+  auto options = options_for("a", "tcp");
+  options.credentials.secret = to_bytes("a secret of the tests");
+  const auto a = start(options);
+  options.name = "b";
+  options.credentials.secret = to_bytes("another secret of the tests");
+  const auto b = start(options);
+  const CallError error = error_of(b->call("a", "f", {}, {.timeout = 5s}));
+  EXPECT_EQ(error.error.code, ErrorCode::kAuthentication) << error.to_string();
+}
+
+}  // namespace
+}  // namespace muster::rpc
