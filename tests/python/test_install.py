@@ -76,6 +76,13 @@ def test_the_core_example_joins_a_job_without_torch(prefix: Path, run: Run, root
     assert (alone.returncode, alone.stderr) == (1, message)
 
 
+def test_the_parameter_server_runs_without_torch(prefix: Path, run: Run, root: Path, tmp_path: Path) -> None:
+    build(run, root / "examples/cpp_rpc", tmp_path / "build", str(prefix))
+    program = tmp_path / "build/parameter_server"
+    output = run([prefix / "bin/muster", "run", "--nproc-per-node", "4", "--no-python", program])
+    assert "slope 3.0, intercept -1.0" in output
+
+
 def test_missing_torch_component_is_reported(prefix: Path, run: Run, tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(CORE_CMAKE.replace("COMPONENTS core", "COMPONENTS core torch"))
     (tmp_path / "main.cpp").write_text(CORE_MAIN)

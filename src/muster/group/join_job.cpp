@@ -1,143 +1,22 @@
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <string_view>
-#include <thread>
 #include <utility>
-#include <vector>
 
-#include "muster/base/log.h"
 #include "muster/group/group.h"
 #include "muster/group/hold_store.h"
-#include "muster/io/address.h"
-#include "muster/store/remote_store.h"
-#include "muster/store/server/server.h"
+#include "muster/store/job_store.h"
 
 namespace muster {
-namespace {
-
-constexpr Duration kRetryInterval = 1s;
-constexpr Duration kNoticeDelay = 3s;  // waiting time before the user is notified
-
-Result<int> number_from(const char* name) {
-  const char* value = std::getenv(name);
-  if (value == nullptr) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not set: start this program with `muster run`", name));
-  }
-  const std::string_view text = value;
-  int number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || number < 0) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{}='{}' is not a number", name, text));
-  }
-  return number;
-}
-
-/// Where rank 0 serves the store of a job that `muster run` did not start.
-Result<HostPort> master_endpoint() {
-  const char* host = std::getenv("MASTER_ADDR");
-  if (host == nullptr || *host == '\0') {
-    return fail(ErrorCode::kInvalidArgument,
-                "neither MUSTER_STORE nor MASTER_ADDR is set: start this program with `muster run`");
-  }
-  const char* agent_store = std::getenv("TORCHELASTIC_USE_AGENT_STORE");
-  if (agent_store != nullptr && std::string_view(agent_store) == "True") {
-    return fail(ErrorCode::kUnsupported,
-                "torchrun serves its own store at MASTER_ADDR, which does not speak muster's protocol: start this "
-                "program with `muster run`, which takes the same options");
-  }
-  MUSTER_ASSIGN(const int port, number_from("MASTER_PORT"));
-  if (port < 1 || port > 65535) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("MASTER_PORT={} is not a port", port));
-  }
-  return HostPort{host, static_cast<uint16_t>(port)};
-}
-
-std::string url_of(const HostPort& master) {
-  const bool is_v6 = master.host.find(':') != std::string::npos;
-  return fmt::format("tcp://{}{}{}:{}", is_v6 ? "[" : "", master.host, is_v6 ? "]" : "", master.port);
-}
-
-/// A name may become known only some time after its host has started, for example the name of a Kubernetes service.
-Result<std::vector<Address>> resolve_with_retries(const HostPort& master, const Deadline& deadline) {
-  const Deadline quiet = Deadline::after(kNoticeDelay);
-  bool notified = false;
-  while (true) {
-    auto found = resolve(master.host, master.port);
-    if (found || deadline.passed()) return found;
-    if (quiet.passed() && !std::exchange(notified, true)) {
-      log(LogLevel::kWarning, fmt::format("MASTER_ADDR: {} (retrying)", found.error().message));
-    }
-    // tidy: allow(sleep) there is no event for a name that becomes known
-    std::this_thread::sleep_for(std::min(kRetryInterval, deadline.left()));
-  }
-}
-
-void warn_of_endpoint(const HostPort& master, const Address& address, const Credentials& credentials) {
-  if (address.is_loopback() && master.host != "localhost" && master.host != address.host()) {
-    log(LogLevel::kWarning, fmt::format("MASTER_ADDR={} is {} here, which other hosts cannot reach; set MASTER_ADDR to "
-                                        "an address of this host",
-                                        master.host, address.host()));
-  }
-  if (credentials.secret.empty() && !credentials.tls && !address.is_loopback()) {
-    log(LogLevel::kWarning, fmt::format("no secret was given, so anyone who can reach {} can join this job; set "
-                                        "MUSTER_SECRET to the same hex digits at all ranks",
-                                        address.to_string()));
-  }
-}
-
-Result<std::unique_ptr<StoreServer>> serve_store(const HostPort& master, const Address& address,
-                                                 const Credentials& credentials, const Deadline& deadline) {
-  StoreServerOptions options;
-  options.credentials = credentials;
-  options.muster_listen = {address};
-  auto started = StoreServer::start(std::move(options), deadline);
-  if (!started) {
-    return fail(started.error().code,
-                fmt::format("rank 0 cannot serve the job's store at MASTER_ADDR: {}", started.error().message));
-  }
-  warn_of_endpoint(master, address, credentials);
-  return started;
-}
-
-/// The job's store, and at rank 0 of a job without a launcher the server of it.
-struct JobStore {
-  std::unique_ptr<StoreServer> server;
-  std::unique_ptr<Store> store;  ///< destroyed before the server
-};
-
-/// `serve`: this rank starts the server if the job has no launcher that did.
-Result<JobStore> open_job_store(const GroupOptions& options, bool serve) {
-  const Deadline deadline = Deadline::after(options.timeout);
-  JobStore job;
-  if (std::getenv("MUSTER_STORE") != nullptr) {
-    MUSTER_ASSIGN(job.store, store_from_environment(deadline));
-    return job;
-  }
-  MUSTER_ASSIGN(const HostPort master, master_endpoint());
-  MUSTER_ASSIGN(const auto addresses, resolve_with_retries(master, deadline));
-  if (serve) {
-    MUSTER_ASSIGN(job.server, serve_store(master, addresses.front(), options.credentials, deadline));
-  }
-  // The name, not the address: another rank's name server may put the addresses in another order.
-  MUSTER_ASSIGN(job.store, remote_store(url_of(master), options.credentials, deadline));
-  return job;
-}
-
-}  // namespace
 
 Result<std::shared_ptr<Group>> Group::join_job() {
   GroupSpec self;
-  MUSTER_ASSIGN(self.rank, number_from("RANK"));
-  MUSTER_ASSIGN(self.size, number_from("WORLD_SIZE"));
+  MUSTER_ASSIGN(self.rank, job_number("RANK"));
+  MUSTER_ASSIGN(self.size, job_number("WORLD_SIZE"));
   if (std::getenv("MUSTER_GENERATION") != nullptr) {
-    MUSTER_ASSIGN(const int generation, number_from("MUSTER_GENERATION"));
+    MUSTER_ASSIGN(const int generation, job_number("MUSTER_GENERATION"));
     self.generation = static_cast<uint64_t>(generation);
   }
   MUSTER_ASSIGN(const GroupOptions options, group_options_from_environment());
-  MUSTER_ASSIGN(JobStore opened, open_job_store(options, self.rank == 0));
+  MUSTER_ASSIGN(JobStore opened, open_job_store(options.credentials, self.rank == 0, Deadline::after(options.timeout)));
   const auto job = std::make_shared<JobStore>(std::move(opened));
   MUSTER_ASSIGN(auto group, form(*job->store, self, options));
   return hold_store({job, job->store.get()}, std::move(group));
@@ -145,7 +24,7 @@ Result<std::shared_ptr<Group>> Group::join_job() {
 
 Result<std::unique_ptr<Store>> Group::job_store() {
   MUSTER_ASSIGN(const GroupOptions options, group_options_from_environment());
-  MUSTER_ASSIGN(JobStore job, open_job_store(options, /*serve=*/false));
+  MUSTER_ASSIGN(JobStore job, open_job_store(options.credentials, /*serve=*/false, Deadline::after(options.timeout)));
   return std::move(job.store);
 }
 

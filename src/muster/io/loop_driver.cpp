@@ -1,6 +1,8 @@
 #include "muster/io/loop_driver.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <string>
@@ -18,6 +20,7 @@ constexpr Duration kMaxSleep = 100ms;
 constexpr unsigned kPollKernelEvery = 16;
 /// After this many naps without work, the thread that stands by sleeps until it is alerted.
 constexpr int kMaxIdleNaps = 50;
+constexpr Duration kLastNap = 1ms;
 /// The most own threads. It bounds the nesting of tasks that wait for each other's calls.
 constexpr size_t kMaxThreads = 1024;
 /// Started tasks are removed from the queue when there are this many of them.
@@ -27,21 +30,23 @@ thread_local const LoopDriver* own_thread_of = nullptr;
 
 }  // namespace
 
+LoopDriver::LoopDriver(std::unique_ptr<Loop> loop, Client& client, Options options)
+    : client_(client), options_(options), loop_(std::move(loop)), taken_over_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
 bool LoopDriver::on_own_thread() const { return own_thread_of == this; }
 
 void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
   while (!done() && !deadline.passed()) {
-    if (driven_by_ == DrivenBy::kNoThread) {
+    if (driven_by_ == DrivenBy::kNoThread || take_over()) {
       driven_by_ = DrivenBy::kWaitingThread;
-      take_turns(lock, done, deadline);
+      (void)take_turns(lock, done, deadline);
       driven_by_ = DrivenBy::kNoThread;
       notify();
       run_callbacks(lock);
       continue;
     }
-    ++waiting_;
-    if (driven_by_ == DrivenBy::kOwnThread) wake();  // the own thread then leaves the loop to this thread
+    ++waiting_;  // an own thread then leaves the loop to this thread
     changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep),
                       [&] { return driven_by_ == DrivenBy::kNoThread || done(); });
     --waiting_;
@@ -51,9 +56,20 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
   if (stopping_) changed_.notify_all();
 }
 
+/// Takes the loop from an own thread that sleeps in it. That thread finds out when it wakes, so this one need not wait
+/// for it.
+bool LoopDriver::take_over() {
+  if (driven_by_ != DrivenBy::kOwnThread || !parked_ || !taken_over_) return false;
+  parked_ = false;
+  const uint64_t one = 1;
+  return ::write(taken_over_.get(), &one, sizeof one) == sizeof one;
+}
+
 /// Drives the loop until `done`, the deadline, or the first callback. Callbacks cannot run inside this function,
-/// because a callback may wait for a message and must then be able to drive the loop.
-void LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+/// because a callback may wait for a message and must then be able to drive the loop. Returns false if another thread
+/// has begun to drive the loop while this one slept.
+bool LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+  ++drives_;
   client_.flush();
   poll_wait_.reset();
   for (unsigned turn = 1; !done(); ++turn) {
@@ -61,12 +77,12 @@ void LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const
     const bool moved = poll_kernel ? loop_->poll() : loop_->run_pollers();
     if (poll_kernel) {
       client_.expire();
-      if (deadline.passed()) return;
+      if (deadline.passed()) return true;
     }
-    if (done() || !callbacks_.empty()) return;
+    if (done() || !callbacks_.empty()) return true;
     const Duration idle = moved ? Duration::zero() : loop_->idle_time(kMaxSleep);
     if (idle > Duration::zero()) {
-      park(lock, std::min(idle, deadline.left()));
+      if (!park(lock, std::min(idle, deadline.left()))) return false;
       poll_wait_.reset();
       continue;
     }
@@ -75,22 +91,33 @@ void LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const
     if (moved || !poll_wait_.idle()) spin_pause();
     lock.lock();
   }
+  return true;
 }
 
-/// Sleeps until the loop has an event. A thread that adds work calls wake() to end the sleep.
-void LoopDriver::park(Lock& lock, Duration max_sleep) {
-  if (loop_->poll()) return;
+/// Sleeps until the loop has an event. A thread that adds work calls wake() to end the sleep. Returns false if another
+/// thread has begun to drive the loop meanwhile.
+bool LoopDriver::park(Lock& lock, Duration max_sleep) {
+  if (loop_->poll()) return true;
   max_sleep = std::min(max_sleep, std::max(client_.next_deadline() - steady_clock().now(), Duration::zero()));
   parked_ = true;
+  parked_until_ = steady_clock().now() + max_sleep;
+  const uint64_t drive = drives_;
+  const bool own = driven_by_ == DrivenBy::kOwnThread;
   lock.unlock();
-  pollfd events{loop_->descriptor(), POLLIN, 0};
+  pollfd events[]{{loop_->descriptor(), POLLIN, 0}, {taken_over_.get(), POLLIN, 0}};
   const timespec timeout{static_cast<time_t>(max_sleep.count() / 1'000'000'000),
                          static_cast<long>(max_sleep.count() % 1'000'000'000)};
-  (void)ppoll(&events, 1, &timeout, nullptr);
+  (void)ppoll(events, own && taken_over_ ? 2 : 1, &timeout, nullptr);
   lock.lock();
+  if (drives_ != drive) {
+    uint64_t count;
+    if (own) (void)!::read(taken_over_.get(), &count, sizeof count);
+    return false;
+  }
   parked_ = false;
   loop_->poll();
   client_.expire();
+  return true;
 }
 
 void LoopDriver::run_callbacks(Lock& lock) {
@@ -106,6 +133,24 @@ void LoopDriver::run_callbacks(Lock& lock) {
   }
 }
 
+void LoopDriver::poll() {
+  if (driven_by_ != DrivenBy::kNoThread || stopping_) return;
+  if (++drives_ % kPollKernelEvery == 0) {
+    loop_->poll();
+  } else {
+    loop_->run_pollers();
+  }
+}
+
+void LoopDriver::provide_progress() {
+  if (parked_) {
+    const TimePoint now = steady_clock().now();
+    const TimePoint needed = std::min(now + loop_->idle_time(kMaxSleep), client_.next_deadline());
+    if (needed < parked_until_) wake();
+  }
+  provide_driver();
+}
+
 void LoopDriver::provide_driver() {
   if (stopping_) return;
   if (threads_.empty()) {
@@ -115,7 +160,7 @@ void LoopDriver::provide_driver() {
   }
 }
 
-void LoopDriver::add_task(std::function<void()> task) {
+void LoopDriver::add_task(std::shared_ptr<Task> task) {
   tasks_.push_back(std::move(task));
   if (threads_.empty()) return start_thread();
   if (driven_by_ == DrivenBy::kOwnThread) return wake();
@@ -160,9 +205,9 @@ void LoopDriver::run_own_thread() {
   Lock lock(mutex_);
   while (!stopping_ && run_next_task(lock)) {
   }
-  for (int naps = 0; !stopping_;) {
-    rest(lock, naps);
-    while (!stopping_ && (run_next_task(lock) || drive(lock))) naps = 0;
+  for (Rest state; !stopping_;) {
+    rest(lock, state);
+    while (!stopping_ && (run_next_task(lock) || (state.may_drive && drive(lock)))) state.naps = 0;
   }
 }
 
@@ -179,7 +224,7 @@ bool LoopDriver::run_next_task(Lock& lock) {
   ++running_;
   provide_standby();
   lock.unlock();
-  task();
+  task->run();
   task = nullptr;  // its objects may take the lock when they are destroyed
   lock.lock();
   --running_;
@@ -191,7 +236,7 @@ bool LoopDriver::drive(Lock& lock) {
   const auto not_needed = [this] { return stopping_ || waiting_ > 0 || !client_.has_work() || task_ready(); };
   if (driven_by_ != DrivenBy::kNoThread || not_needed()) return false;
   driven_by_ = DrivenBy::kOwnThread;
-  take_turns(lock, not_needed, Deadline::never());
+  if (!take_turns(lock, not_needed, Deadline::never())) return driven_by_ == DrivenBy::kNoThread;
   driven_by_ = DrivenBy::kNoThread;
   changed_.notify_all();
   run_callbacks(lock);
@@ -199,22 +244,29 @@ bool LoopDriver::drive(Lock& lock) {
 }
 
 /// Returns when this thread should look for work.
-void LoopDriver::rest(Lock& lock, int& naps) {
+void LoopDriver::rest(Lock& lock, Rest& state) {
   if (standby_ != Standby::kNone) {
     ++idle_;
     free_.wait(lock);
     --idle_;
+    state = {};
     return;
   }
   const auto alerted = [this] { return stopping_ || alert_; };
-  if (naps >= kMaxIdleNaps) {
-    standby_ = Standby::kAsleep;
-    if (!task_ready()) work_.wait(lock, alerted);
-    naps = 0;
-  } else {
+  if (state.naps < kMaxIdleNaps) {
+    const uint64_t drives = drives_;
     standby_ = Standby::kNapping;
-    work_.wait_for(lock, options_.grace, alerted);
-    ++naps;
+    const bool was_alerted = work_.wait_for(lock, options_.grace, alerted);
+    state = {state.naps + 1, was_alerted || drives_ == drives};
+  } else {
+    standby_ = Standby::kAsleep;
+    // A thread that uses the driver alerts this one from now on. If one did so during the last nap, it did not.
+    if (!state.may_drive) {
+      work_.wait_for(lock, kLastNap, alerted);
+    } else if (!task_ready()) {
+      work_.wait(lock, alerted);
+    }
+    state = {};
   }
   standby_ = Standby::kNone;
   alert_ = false;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/base/wait_policy.h"
+#include "muster/io/fd.h"
 #include "muster/io/loop.h"
 
 namespace muster {
@@ -48,8 +49,7 @@ class LoopDriver {
     int max_tasks = 1;
   };
 
-  LoopDriver(std::unique_ptr<Loop> loop, Client& client, Options options)
-      : client_(client), options_(options), loop_(std::move(loop)) {}
+  LoopDriver(std::unique_ptr<Loop> loop, Client& client, Options options);
 
   Loop& loop() { return *loop_; }
   Lock lock() { return Lock(mutex_); }
@@ -59,6 +59,9 @@ class LoopDriver {
   /// Drives the loop until `done` or the deadline, or waits while another thread drives it. Releases the lock during
   /// the wait.
   void wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
+  /// Handles events that are there already, unless another thread drives the loop. For a thread that begins many
+  /// operations before it waits.
+  void poll();
   /// Wakes the threads in wait_until(), so that they check their condition again.
   void notify() {
     if (waiting_ > 0) changed_.notify_all();
@@ -68,11 +71,9 @@ class LoopDriver {
   void wake() {
     if (parked_) loop_->wake();
   }
-  /// Makes sure that pending work is done even if no thread waits for it. Starts the first own thread if needed.
-  void provide_progress() {
-    wake();
-    provide_driver();
-  }
+  /// Makes sure that pending work is done even if no thread waits for it. Starts the first own thread if needed. Wakes
+  /// the thread that sleeps in the loop only if that thread would sleep for too long.
+  void provide_progress();
   /// The same for a caller that has added no work: does not wake the thread that sleeps in the loop.
   void provide_driver();
 
@@ -85,9 +86,17 @@ class LoopDriver {
   /// Runs all queued callbacks. Releases the lock while they run.
   void run_callbacks(Lock& lock);
 
-  /// Queues a task. Tasks start in the order of the calls, without the lock, on own threads. Tasks that have not
-  /// started when stop() is called are dropped.
-  void add_task(std::function<void()> task);
+  /// Work for an own thread.
+  class Task {
+   public:
+    virtual ~Task() = default;
+    virtual void run() = 0;
+  };
+  /// Queues a task. Tasks start in the order of the calls, without the lock. Tasks that have not started when stop() is
+  /// called are dropped.
+  void add_task(std::shared_ptr<Task> task);
+  template <class Function>
+  void add_task(Function function);
   /// For a task: true if this thread will run another task before it drives the loop.
   bool runs_more_tasks() const { return on_own_thread() && driven_by_ == DrivenBy::kNoThread && queued_tasks() > 0; }
   /// For a task that waits for something else than the loop: while this exists, the task does not count as running.
@@ -119,12 +128,19 @@ class LoopDriver {
   /// The own thread that takes over when nobody drives the loop: there is none, it naps, or it sleeps until alerted.
   enum class Standby : uint8_t { kNone, kNapping, kAsleep };
 
-  void take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
-  void park(Lock& lock, Duration max_sleep);
+  /// How a thread that stands by has rested.
+  struct Rest {
+    int naps = 0;           ///< naps since it last had work
+    bool may_drive = true;  ///< no other thread has driven the loop during the last nap
+  };
+
+  bool take_over();
+  bool take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
+  bool park(Lock& lock, Duration max_sleep);
   void run_own_thread();
   bool run_next_task(Lock& lock);
   bool drive(Lock& lock);
-  void rest(Lock& lock, int& naps);
+  void rest(Lock& lock, Rest& state);
   void alert();
   void provide_standby();
   void start_thread();
@@ -137,14 +153,17 @@ class LoopDriver {
   std::mutex mutex_;  ///< guards all fields below, and the client
   std::unique_ptr<Loop> loop_;
   DrivenBy driven_by_ = DrivenBy::kNoThread;
+  const Fd taken_over_;                ///< wakes an own thread from its sleep in the loop; empty: none was left
   bool parked_ = false;                ///< true while the thread that drives the loop sleeps
+  TimePoint parked_until_;             ///< the end of that sleep
+  uint64_t drives_ = 0;                ///< how often a thread has begun to drive or poll the loop
   PollWait poll_wait_{kMessagePolls};  ///< used by the thread that drives the loop
   int waiting_ = 0;                    ///< threads that wait for changed_ in wait_until()
   std::condition_variable changed_;
   std::vector<std::function<void()>> callbacks_;
   int calling_ = 0;  ///< threads that run callbacks now
 
-  std::vector<std::function<void()>> tasks_;
+  std::vector<std::shared_ptr<Task>> tasks_;
   size_t next_task_ = 0;  ///< index of the first task that has not started
   int running_ = 0;       ///< tasks that run now and are not inside wait_until()
 
@@ -156,5 +175,15 @@ class LoopDriver {
   std::condition_variable free_;  ///< wakes an own thread, so that it stands by
   bool stopping_ = false;
 };
+
+template <class Function>
+void LoopDriver::add_task(Function function) {
+  struct Call final : Task {
+    explicit Call(Function&& called) : function(std::move(called)) {}
+    void run() override { function(); }
+    Function function;
+  };
+  add_task(std::shared_ptr<Task>(std::make_shared<Call>(std::move(function))));
+}
 
 }  // namespace muster

@@ -7,11 +7,11 @@ namespace muster::rpc {
 std::string WorkerInfo::to_string() const { return fmt::format("worker \"{}\" (id {})", name, id); }
 
 Responder::~Responder() {
-  if (send_) finish(tl::unexpected(CallError{{ErrorCode::kInternal, "the function ended without a result"}, {}, {}}));
+  if (sink_) finish(tl::unexpected(CallError{{ErrorCode::kInternal, "the function ended without a result"}, {}, {}}));
 }
 
 void Responder::finish(CallResult result) {
-  if (const Send send = std::exchange(send_, nullptr)) send(std::move(result));
+  if (const auto sink = std::exchange(sink_, nullptr)) sink->finish(std::move(result));
 }
 
 }  // namespace muster::rpc

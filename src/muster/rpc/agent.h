@@ -37,10 +37,15 @@ struct Request {
 /// caller gets an error.
 class Responder {
  public:
-  using Send = std::function<void(CallResult)>;
+  /// What an agent keeps for a call that it runs.
+  class Sink {
+   public:
+    virtual ~Sink() = default;
+    virtual void finish(CallResult result) = 0;
+  };
 
-  explicit Responder(Send send) : send_(std::move(send)) {}
-  Responder(Responder&& other) noexcept : send_(std::exchange(other.send_, nullptr)) {}
+  explicit Responder(std::shared_ptr<Sink> sink) : sink_(std::move(sink)) {}
+  Responder(Responder&&) noexcept = default;
   Responder& operator=(Responder&&) = delete;
   ~Responder();
 
@@ -50,7 +55,7 @@ class Responder {
   void finish(CallResult result);
 
  private:
-  Send send_;
+  std::shared_ptr<Sink> sink_;
 };
 
 /// Runs a call. It may block, also in calls of its own: other calls then run on other threads. It must not throw.

@@ -13,7 +13,7 @@ std::string CallError::to_string() const {
 std::vector<std::function<void()>> CallState::finish(CallResult value) {
   const std::lock_guard lock(mutex_);
   if (done()) return {};
-  result_ = std::make_unique<CallResult>(std::move(value));
+  result_.emplace(std::move(value));
   done_.store(true, std::memory_order_release);
   return std::exchange(callbacks_, {});
 }

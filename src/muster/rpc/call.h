@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,7 +53,7 @@ struct CallState {
 
  private:
   std::mutex mutex_;  ///< guards the fields below until done_ is set
-  std::unique_ptr<CallResult> result_;
+  std::optional<CallResult> result_;
   std::vector<std::function<void()>> callbacks_;
   std::atomic<bool> done_ = false;  ///< the release store publishes result_
 };

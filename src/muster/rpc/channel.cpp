@@ -11,8 +11,6 @@ Channel::Channel(Link& link, uint64_t max_bytes, Handler handler, std::function<
   read_batch();
 }
 
-Channel::~Channel() { alive_->value = false; }
-
 // ---- writing
 
 void Channel::write(const MessageHeader& header, std::string_view name, const Message& message) {
@@ -28,36 +26,24 @@ void Channel::flush() {
   auto sent = spare_ ? std::move(spare_) : std::make_unique<Sent>();
   sent->batch = batch_.take(std::move(sent->batch));
   sent->long_parts = std::exchange(long_parts_, {});
-  std::vector<ConstSegment> segments{{sent->batch.data(), sent->batch.size()}};
-  for (const Buffer& part : sent->long_parts) segments.push_back({part.data(), part.size()});
-  // The completion owns the bytes if the channel is destroyed before they are written.
-  const std::shared_ptr<Alive> alive = alive_;
-  Sent* const bytes = sent.release();
-  ++writing_;
-  link_.send(segments, [this, alive, bytes](const Result<>&) {
-    std::unique_ptr<Sent> done(bytes);
-    if (!alive->value) return;
-    --writing_;
-    done->long_parts.clear();
-    spare_ = std::move(done);
+  segments_.assign(1, {sent->batch.data(), sent->batch.size()});
+  for (const Buffer& part : sent->long_parts) segments_.push_back({part.data(), part.size()});
+  sent_.push(std::move(sent));
+  link_.send(segments_, [this](const Result<>&) {
+    spare_ = sent_.pop();
+    spare_->long_parts.clear();
   });
 }
 
 // ---- reading
 
-template <class Then>
-Completion Channel::guarded(Then then) {
-  return [this, alive = alive_, then](const Result<>& received) {
-    if (!alive->value) return;
-    if (received) return then();
-    ended_(received.error());
-  };
-}
-
 /// If the link has ended, the receive fails with the reason.
 void Channel::read_batch() {
   const Segment into{header_.data(), header_.size()};
-  link_.receive({&into, 1}, guarded([this] { on_batch_header(); }));
+  link_.receive({&into, 1}, [this](const Result<>& received) {
+    if (!received) return ended_(received.error());
+    on_batch_header();
+  });
 }
 
 void Channel::on_batch_header() {
@@ -65,21 +51,19 @@ void Channel::on_batch_header() {
   if (!bytes) return reject(bytes.error());
   input_.resize(*bytes);
   const Segment into{input_.data(), input_.size()};
-  link_.receive({&into, 1}, guarded([this] {
-                  unread_ = input_;
-                  handle_messages();
-                }));
+  link_.receive({&into, 1}, [this](const Result<>& received) {
+    if (!received) return ended_(received.error());
+    unread_ = input_;
+    handle_messages();
+  });
 }
 
 void Channel::handle_messages() {
-  const std::shared_ptr<Alive> alive = alive_;
-  while (!unread_.empty()) {
+  while (!unread_.empty() && link_.is_open()) {
     Result<ParsedMessage> parsed = parse_message(unread_, max_bytes_);
     if (!parsed) return reject(parsed.error());
     if (!parsed->long_parts.empty()) return receive_long_parts(std::move(*parsed));
     handler_(std::move(*parsed));
-    if (!alive->value) return;
-    if (!link_.is_open()) break;
   }
   read_batch();
 }
@@ -101,11 +85,11 @@ void Channel::receive_long_parts(ParsedMessage parsed) {
   } catch (const std::bad_alloc&) {
     return reject(Error{ErrorCode::kResourceExhausted, "no memory for a message that arrives"});
   }
-  link_.receive(into, guarded([this] {
-                  const std::shared_ptr<Alive> alive = alive_;
-                  handler_(std::move(partial_));
-                  if (alive->value) handle_messages();
-                }));
+  link_.receive(into, [this](const Result<>& received) {
+    if (!received) return ended_(received.error());
+    handler_(std::move(partial_));
+    handle_messages();
+  });
 }
 
 void Channel::reject(const Error& why) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "muster/rpc/wire.h"
+#include "muster/transport/fifo.h"
 #include "muster/transport/link.h"
 
 namespace muster::rpc {
@@ -16,11 +17,11 @@ class Channel {
  public:
   using Handler = std::function<void(ParsedMessage)>;
 
-  /// The link must outlive this. Calls `handler` with each message that arrives, and `ended` once when the link has
-  /// ended, possibly from within the link's functions. A message that is not valid closes the link with kProtocol.
-  /// `max_bytes`: of one message.
+  /// The link refers to this channel until it is closed or destroyed, which must happen first. Calls `handler` with
+  /// each message that arrives, and `ended` once when the link has ended, possibly from within the link's functions. A
+  /// message that is not valid closes the link with kProtocol. `max_bytes`: of one message.
   Channel(Link& link, uint64_t max_bytes, Handler handler, std::function<void(const Error&)> ended);
-  ~Channel();
+  ~Channel() = default;
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -31,7 +32,7 @@ class Channel {
   /// True if the current batch is so long that it should be written now.
   bool is_full() const { return batch_.size() >= kFlushBytes; }
   /// True if everything was handed to the transport.
-  bool is_idle() const { return batch_.empty() && writing_ == 0; }
+  bool is_idle() const { return batch_.empty() && sent_.empty(); }
   Link& link() { return link_; }
 
  private:
@@ -42,29 +43,22 @@ class Channel {
     Bytes batch;
     std::vector<Buffer> long_parts;
   };
-  /// Ends the callbacks of the link once the channel is destroyed.
-  struct Alive {
-    bool value = true;
-  };
-
   void read_batch();
   void on_batch_header();
   void handle_messages();
   void receive_long_parts(ParsedMessage parsed);
   void reject(const Error& why);
-  template <class Then>
-  Completion guarded(Then then);
 
   Link& link_;
   const uint64_t max_bytes_;
   const Handler handler_;
   const std::function<void(const Error&)> ended_;
-  const std::shared_ptr<Alive> alive_ = std::make_shared<Alive>();
 
   BatchWriter batch_;
-  std::vector<Buffer> long_parts_;  ///< of the last message of batch_
-  int writing_ = 0;                 ///< batches that the link has not written completely
-  std::unique_ptr<Sent> spare_;     ///< its memory is used again
+  std::vector<Buffer> long_parts_;    ///< of the last message of batch_
+  Fifo<std::unique_ptr<Sent>> sent_;  ///< batches that the link has not written completely
+  std::unique_ptr<Sent> spare_;       ///< its memory is used again
+  std::vector<ConstSegment> segments_;
 
   std::array<uint8_t, kBatchHeaderBytes> header_{};
   Bytes input_;            ///< the batch that is being read

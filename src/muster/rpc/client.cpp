@@ -290,8 +290,8 @@ bool Client::on_dial_failed(Rank rank, Error why) {
 
 void Client::forget(Callee& callee) {
   const Rank rank = callee.record.worker.id;
+  links_.forget(rank, LinkTable::Side::kDialed);  // before its channel, which the link refers to
   callee.channel.reset();
-  links_.forget(rank, LinkTable::Side::kDialed);
   const auto name = names_.find(callee.record.worker.name);
   if (name != names_.end() && name->second == rank) names_.erase(name);
   callees_.erase(rank);

@@ -12,7 +12,9 @@
 #include "muster/io/outward_address.h"
 #include "muster/rpc/client.h"
 #include "muster/rpc/server.h"
+#include "muster/store/job_store.h"
 #include "muster/transport/link_hello.h"
+#include "muster/transport/link_options.h"
 #include "muster/transport/transport.h"
 
 namespace muster::rpc {
@@ -77,6 +79,7 @@ class Endpoint final : public Agent, private LoopDriver::Client {
     }
     call->arguments = std::move(arguments);
     LoopDriver::Lock lock = driver_.lock();
+    if (!closed_) driver_.poll();  // results of earlier calls may make room in the window
     client_->begin(call);
     if (to == self_.worker.name && !closed_) {
       call_self(call);
@@ -229,9 +232,9 @@ class Endpoint final : public Agent, private LoopDriver::Client {
     }
     Error left{ErrorCode::kLeft, self_.to_string() + " has left", self_.worker.id, {}};
     left.phase = GroupPhase::kLeft;
+    links_->close(left);  // before the channels, which the links refer to
     server_->close();
     client_->close(Error{ErrorCode::kAborted, fmt::format("worker \"{}\" was shut down", self_.worker.name)});
-    links_->close(left);
     driver_.stop(lock);
     links_.reset();
     driver_.close_loop();
@@ -260,6 +263,20 @@ Result<std::shared_ptr<Agent>> start_endpoint(std::shared_ptr<Store> store, Endp
   return Endpoint::start(std::move(store), std::move(options)).map([](auto endpoint) {
     return std::shared_ptr<Agent>(std::move(endpoint));
   });
+}
+
+Result<std::shared_ptr<Agent>> join_job(EndpointOptions options) {
+  MUSTER_ASSIGN(LinkOptions links, link_options_from_environment());
+  MUSTER_ASSIGN(const int rank, job_number("RANK"));
+  MUSTER_ASSIGN(JobStore opened, open_job_store(links.credentials, rank == 0, Deadline::after(links.timeout)));
+  const auto job = std::make_shared<JobStore>(std::move(opened));
+  if (options.name.empty()) options.name = fmt::format("worker{}", rank);
+  options.timeout = links.timeout;
+  options.interface = std::move(links.interface);
+  options.credentials = std::move(links.credentials);
+  options.tcp_streams = links.tcp_streams;
+  if (!links.transports.empty()) options.transports = std::move(links.transports);
+  return start_endpoint({job, job->store.get()}, std::move(options));
 }
 
 }  // namespace muster::rpc

@@ -24,6 +24,85 @@ struct Server::Caller {
   bool corked = false;
 };
 
+/// The request, the task that runs it and the receiver of its result are one object.
+class Server::ServedCall : public LoopDriver::Task,
+                           public Responder::Sink,
+                           public std::enable_shared_from_this<ServedCall> {
+ public:
+  ServedCall(Server& server, Request request) : server_(server), owner_(server.owner_), request_(std::move(request)) {}
+
+  /// A function may finish its call after the server is gone.
+  void finish(CallResult result) final {
+    if (const auto alive = owner_.lock()) send(std::move(result));
+  }
+
+ protected:
+  virtual void send(CallResult result) = 0;
+  void run_function() { server_.functions_.run(std::move(request_), Responder(shared_from_this())); }
+
+  Server& server_;
+  const std::weak_ptr<void> owner_;
+  Request request_;
+};
+
+class Server::RemoteCall final : public ServedCall {
+ public:
+  RemoteCall(Server& server, Request request, std::shared_ptr<Caller> by, const MessageHeader& header)
+      : ServedCall(server, std::move(request)),
+        caller(std::move(by)),
+        id(header.id),
+        one_way((header.flags & kOneWay) != 0),
+        retry_((header.flags & kRetry) != 0) {}
+
+  void begin() { request_.canceled_ = std::shared_ptr<const std::atomic<bool>>(shared_from_this(), &canceled_); }
+  void cancel() { canceled_.store(true, std::memory_order_relaxed); }
+
+  void run() override {
+    if (request_.canceled() || request_.deadline.passed()) {
+      return refuse(ErrorCode::kAborted, "the caller stopped waiting before the function began");
+    }
+    if (retry_ && !server_.functions_.is_idempotent(request_.function)) {
+      return refuse(ErrorCode::kPeerLost,
+                    fmt::format("the connection broke while this call was running, and \"{}\" was not added as "
+                                "idempotent: it may have run",
+                                request_.function));
+    }
+    if (one_way) server_.acknowledge(*this);
+    run_function();
+  }
+
+  const std::shared_ptr<Caller> caller;
+  const uint64_t id;
+  const bool one_way;
+
+ private:
+  void send(CallResult result) override { server_.finish(*this, std::move(result)); }
+  void refuse(ErrorCode code, std::string why) {
+    request_.canceled_ = nullptr;  // it refers to this object
+    finish(tl::unexpected(local_error(code, std::move(why))));
+  }
+
+  const bool retry_;
+  std::atomic<bool> canceled_ = false;
+};
+
+class Server::SelfCall final : public ServedCall {
+ public:
+  SelfCall(Server& server, Request request, std::function<void(CallResult)> done)
+      : ServedCall(server, std::move(request)), done_(std::move(done)) {}
+  void run() override { run_function(); }
+
+ private:
+  void send(CallResult result) override {
+    done_(std::move(result));
+    const auto lock = server_.driver_.lock();
+    --server_.running_;
+    server_.driver_.notify();
+  }
+
+  const std::function<void(CallResult)> done_;
+};
+
 void Server::on_linked(Rank rank, Link& link) {
   const auto caller = callers_[rank] = std::make_shared<Caller>();
   caller->worker.id = rank;
@@ -44,14 +123,14 @@ void Server::on_linked(Rank rank, Link& link) {
 void Server::on_lost(Rank rank) {
   const auto found = callers_.find(rank);
   if (found == callers_.end()) return;
+  links_.forget(rank, LinkTable::Side::kAccepted);  // before its channel, which the link refers to
   drop(*found->second);
   callers_.erase(found);
-  links_.forget(rank, LinkTable::Side::kAccepted);
 }
 
 /// Its calls refer to the caller, so they are removed from it.
 void Server::drop(Caller& caller) {
-  for (const auto& [id, call] : caller.serving) call->canceled->store(true, std::memory_order_relaxed);
+  for (const auto& [id, call] : caller.serving) call->cancel();
   caller.serving.clear();
   caller.channel.reset();
 }
@@ -75,7 +154,7 @@ Result<> Server::handle_message(const std::shared_ptr<Caller>& caller, ParsedMes
                                                   static_cast<int>(message.header.kind)));
   }
   const auto found = caller->serving.find(message.header.id);
-  if (found != caller->serving.end()) found->second->canceled->store(true, std::memory_order_relaxed);
+  if (found != caller->serving.end()) found->second->cancel();
   return {};
 }
 
@@ -111,60 +190,30 @@ Result<> Server::on_request(const std::shared_ptr<Caller>& caller, ParsedMessage
     return fail(ErrorCode::kProtocol, fmt::format("sent {} requests without waiting for a result", kMaxServing));
   }
   caller->last_id = header.id;
-  auto call = std::make_shared<ServedCall>();
-  call->caller = caller;
-  call->id = header.id;
-  call->one_way = (header.flags & kOneWay) != 0;
-  call->retry = (header.flags & kRetry) != 0;
-  caller->serving.emplace(call->id, call);
   const std::chrono::microseconds timeout(std::min(header.timeout_us, kMaxTimeoutUs));
-  auto request = std::make_shared<Request>(Request{
-      caller->worker, std::string(message.name), std::move(message.message), Deadline::after(timeout), call->canceled});
+  Request request{caller->worker, std::string(message.name), std::move(message.message), Deadline::after(timeout), {}};
+  const auto call = std::make_shared<RemoteCall>(*this, std::move(request), caller, header);
+  call->begin();
+  caller->serving.emplace(call->id, call);
   ++running_;
-  driver_.add_task([this, call = std::move(call), request = std::move(request)] { run(call, std::move(*request)); });
+  driver_.add_task(std::shared_ptr<LoopDriver::Task>(call));
   return {};
 }
 
-void Server::serve_self(Request request, Responder::Send done) {
+void Server::serve_self(Request request, std::function<void(CallResult)> done) {
   ++running_;
-  auto shared = std::make_shared<Request>(std::move(request));
-  driver_.add_task([this, shared = std::move(shared), done = std::move(done)] {
-    functions_.run(std::move(*shared), Responder([this, owner = owner_, done](CallResult result) {
-                     const auto alive = owner.lock();
-                     if (!alive) return;
-                     done(std::move(result));
-                     const auto lock = driver_.lock();
-                     --running_;
-                     driver_.notify();
-                   }));
-  });
+  driver_.add_task(
+      std::shared_ptr<LoopDriver::Task>(std::make_shared<SelfCall>(*this, std::move(request), std::move(done))));
 }
 
 // ---- results
 
-void Server::run(const ServedPtr& call, Request request) {
-  Responder responder([this, owner = owner_, call](CallResult result) {
-    if (const auto alive = owner.lock()) finish(call, std::move(result));
-  });
-  if (request.canceled() || request.deadline.passed()) {
-    return responder.fail(local_error(ErrorCode::kAborted, "the caller stopped waiting before the function began"));
-  }
-  if (call->retry && !functions_.is_idempotent(request.function)) {
-    return responder.fail(local_error(
-        ErrorCode::kPeerLost, fmt::format("the connection broke while this call was running, and \"{}\" was not added "
-                                          "as idempotent: it may have run",
-                                          request.function)));
-  }
-  if (call->one_way) acknowledge(call);
-  functions_.run(std::move(request), std::move(responder));
-}
-
-void Server::acknowledge(const ServedPtr& call) {
+void Server::acknowledge(RemoteCall& call) {
   const auto lock = driver_.lock();
-  if (call->caller->serving.erase(call->id) != 0) write(call, Kind::kStarted, {});
+  if (call.caller->serving.erase(call.id) != 0) write(call, Kind::kStarted, {});
 }
 
-void Server::finish(const ServedPtr& call, CallResult result) {
+void Server::finish(RemoteCall& call, CallResult result) {
   if (result) {
     if (const auto valid = check_message("result", *result, options_.max_message_bytes); !valid) {
       result = tl::unexpected(CallError{valid.error(), {}, {}});
@@ -174,20 +223,20 @@ void Server::finish(const ServedPtr& call, CallResult result) {
   if (closed_) return;
   --running_;
   driver_.notify();
-  if (call->caller->serving.erase(call->id) == 0) return;  // one-way, or the caller is gone
+  if (call.caller->serving.erase(call.id) == 0) return;  // one-way, or the caller is gone
   write(call, result ? Kind::kReply : Kind::kError, result ? *result : encode_error(result.error()));
 }
 
 /// If more functions are about to run on this thread, the result waits for theirs, and all travel together.
-void Server::write(const ServedPtr& call, Kind kind, const Message& message) {
-  Caller& caller = *call->caller;
-  caller.channel->write({.kind = kind, .id = call->id}, {}, message);
+void Server::write(RemoteCall& call, Kind kind, const Message& message) {
+  Caller& caller = *call.caller;
+  caller.channel->write({.kind = kind, .id = call.id}, {}, message);
   if (!driver_.runs_more_tasks() || caller.channel->is_full()) {
     caller.channel->flush();
     if (!caller.channel->is_idle()) driver_.wake();  // the thread that drives the loop writes the rest
     return;
   }
-  if (!std::exchange(caller.corked, true)) corked_.push_back(call->caller);
+  if (!std::exchange(caller.corked, true)) corked_.push_back(call.caller);
 }
 
 void Server::flush() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -27,7 +28,7 @@ class Server {
   /// The link of the caller has ended, or its process has died. Its calls go on, but count as canceled.
   void on_lost(Rank rank);
   /// Runs a call of this worker to itself. `done` is called without the lock.
-  void serve_self(Request request, Responder::Send done);
+  void serve_self(Request request, std::function<void(CallResult)> done);
   /// Writes the results that were held back.
   void flush();
   /// True if no function runs and all results were handed to the transport.
@@ -38,24 +39,20 @@ class Server {
  private:
   /// A worker that calls this one, on one link.
   struct Caller;
-  /// A call of another worker.
-  struct ServedCall {
-    std::shared_ptr<Caller> caller;
-    uint64_t id = 0;
-    bool one_way = false, retry = false;
-    std::shared_ptr<std::atomic<bool>> canceled = std::make_shared<std::atomic<bool>>(false);
-  };
-  using ServedPtr = std::shared_ptr<ServedCall>;
+  /// A call that this worker runs.
+  class ServedCall;
+  class RemoteCall;
+  class SelfCall;
+  using ServedPtr = std::shared_ptr<RemoteCall>;
 
   static void drop(Caller& caller);
   void on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message);
   Result<> handle_message(const std::shared_ptr<Caller>& caller, ParsedMessage& message);
   Result<> on_hello(Caller& caller, const ParsedMessage& hello);
   Result<> on_request(const std::shared_ptr<Caller>& caller, ParsedMessage& message);
-  void run(const ServedPtr& call, Request request);  // without the lock
-  void finish(const ServedPtr& call, CallResult result);
-  void acknowledge(const ServedPtr& call);
-  void write(const ServedPtr& call, Kind kind, const Message& message);
+  void finish(RemoteCall& call, CallResult result);
+  void acknowledge(RemoteCall& call);
+  void write(RemoteCall& call, Kind kind, const Message& message);
 
   LoopDriver& driver_;
   LinkTable& links_;
