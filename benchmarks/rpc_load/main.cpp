@@ -1,5 +1,6 @@
-// muster-rpc-load: times calls between two processes of this host. Prints a line of JSON for each case:
-//   {"case": "tiny call", "unit": "us", "muster": 2.1, "floor": 9.8}
+// muster-rpc-load: times calls from C++ between two processes of this host, over muster and, if it was found when this
+// was built, over gRPC. Prints a line of JSON for each case, with "floor" where there is one:
+//   {"case": "tiny call", "unit": "us", "muster": 2.1, "grpc": 70.2, "floor": 9.8}
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -9,151 +10,150 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <deque>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <thread>
 
+#include "caller.h"
 #include "floors.h"
-#include "muster/rpc/endpoint.h"
+#include "muster/base/bytes.h"
 
 namespace muster::bench {
+
+void fail_benchmark(const std::string& why) {
+  fmt::print(stderr, "muster-rpc-load: {}\n", why);
+  std::_Exit(1);
+}
+
 namespace {
 
-using rpc::Agent;
-using rpc::Buffer;
-using rpc::Future;
-using rpc::Message;
+/// A folder with the files by which the processes find each other.
+class Folder {
+ public:
+  Folder() {
+    char path[] = "/tmp/muster-rpc-load-XXXXXX";
+    if (mkdtemp(path) == nullptr) fail_benchmark("cannot make a folder in /tmp");
+    path_ = path;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
 
-constexpr Duration kPatience = 60s;
-
-struct Settings {
-  std::string transports = "shm,tcp";
-  bool quick = false;
+ private:
+  std::string path_;
 };
 
-std::shared_ptr<Agent> join(const std::string& path, const std::string& name, const Settings& settings) {
-  rpc::EndpointOptions options;
-  options.name = name;
-  options.transports = settings.transports;
-  options.interface = "127.0.0.1";
-  auto agent = rpc::start_endpoint(file_store(path).value(), options);
-  if (!agent) {
-    fmt::print(stderr, "muster-rpc-load: {}\n", agent.error().to_string());
-    std::exit(1);
+/// A child that runs a server.
+class ServerProcess {
+ public:
+  explicit ServerProcess(const std::function<void()>& serve) : pid_(fork()) {
+    if (pid_ != 0) return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    serve();
   }
-  return *agent;
+  ~ServerProcess() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+ private:
+  const pid_t pid_;
+};
+
+double microseconds(TimePoint begin) {
+  return std::chrono::duration<double, std::micro>(steady_clock().now() - begin).count();
 }
 
-[[noreturn]] void serve(const std::string& path, const Settings& settings) {
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const auto agent = join(path, "worker", settings);
-  (void)agent->add_function(
-      "echo", [](rpc::Request request, rpc::Responder responder) { responder.reply(std::move(request.arguments)); },
-      {});
-  for (;;) pause();
-}
-
+/// The callers take turns in each round, so that changes of the machine's load affect all.
 class Load {
  public:
-  Load(std::shared_ptr<Agent> agent, const Settings& settings) : agent_(std::move(agent)), quick_(settings.quick) {}
+  Load(std::map<std::string, std::unique_ptr<Caller>> callers, bool quick)
+      : callers_(std::move(callers)), quick_(quick) {}
 
   void run() {
-    const int rounds = quick_ ? 3000 : 30'000;
-    const Message tiny{Bytes(8), {}};
-    (void)latency(tiny, 1000, {});  // connects
-    report("tiny call", "us", latency(tiny, rounds, {}), socket_round_trip(64, rounds, {}));
-    const int sleeps = quick_ ? 200 : 1000;
-    report("tiny call, both sides asleep", "us", latency(tiny, sleeps, 2ms), socket_round_trip(64, sleeps, 2ms));
-    for (const size_t flight : {16, 256, 4096}) {
-      report(fmt::format("calls per second, {} in flight", flight), "/s",
-             rate(tiny, flight, quick_ ? 100'000 : 1'000'000), 0);
-    }
-    report("latency at 1000 in flight", "us", 1e6 * 1000 / rate(tiny, 1000, 200'000), 0);
+    latency("tiny call", 8, 1, quick_ ? 3000 : 20'000, {},
+            [](int rounds) { return socket_round_trip(64, rounds, {}); });
+    const Duration pause = 2ms;
+    latency("tiny call, both sides asleep", 8, 1, quick_ ? 100 : 500, pause,
+            [pause](int rounds) { return socket_round_trip(64, rounds, pause); });
+    for (const size_t in_flight : {16, 256, 1000, 4096}) rate(in_flight, quick_ ? 50'000 : 300'000);
     for (const size_t bytes : {size_t{64} << 10, size_t{1} << 20, size_t{64} << 20}) {
-      const int echoes = static_cast<int>(std::clamp<size_t>((size_t{1} << (quick_ ? 28 : 30)) / bytes, 5, 2000));
-      report(fmt::format("echo of {}", format_bytes(bytes)), "us", echo(bytes, echoes), copy_twice(bytes, echoes));
+      const size_t budget = size_t{1} << (quick_ ? 28 : 30);
+      const int calls = static_cast<int>(std::clamp<size_t>(budget / bytes, 6, 2000));
+      latency("echo of " + format_bytes(bytes), bytes, 4, calls, {},
+              [bytes](int rounds) { return copy_twice(bytes, rounds); });
     }
   }
 
  private:
-  static void report(const std::string& name, const char* unit, double value, double floor) {
-    fmt::print("{{\"case\": \"{}\", \"unit\": \"{}\", \"muster\": {:.6g}, \"floor\": {:.6g}}}\n", name, unit, value,
-               floor);
+  static constexpr int kRounds = 5;
+
+  void latency(const std::string& name, size_t bytes, int messages, int calls, Duration pause,
+               const std::function<double(int)>& floor) {
+    std::map<std::string, std::vector<double>> times;
+    for (auto& [library, caller] : callers_) {
+      caller->prepare(bytes, messages);
+      caller->echo(0);
+    }
+    for (int round = 0; round < kRounds; ++round) {
+      for (auto& [library, caller] : callers_) {
+        std::vector<double> calls_of_round;
+        for (int i = 0; i < calls / kRounds + 1; ++i) {
+          if (pause > Duration::zero()) std::this_thread::sleep_for(pause);  // tidy: allow(sleep) both sides must sleep
+          const TimePoint begin = steady_clock().now();
+          caller->echo(i);
+          calls_of_round.push_back(microseconds(begin));
+        }
+        times[library].push_back(median(std::move(calls_of_round)));
+      }
+      times["floor"].push_back(floor(calls / kRounds + 1));
+    }
+    report(name, "us", times);
+  }
+
+  void rate(size_t in_flight, int calls) {
+    std::map<std::string, std::vector<double>> rates;
+    for (auto& [library, caller] : callers_) {
+      caller->prepare(8, 1);
+      caller->echo_many(in_flight, static_cast<int>(in_flight));
+    }
+    for (int round = 0; round < kRounds; ++round) {
+      for (auto& [library, caller] : callers_) {
+        const TimePoint begin = steady_clock().now();
+        caller->echo_many(in_flight, calls / kRounds);
+        rates[library].push_back(calls / kRounds / (microseconds(begin) / 1e6));
+      }
+    }
+    report(fmt::format("calls, {} in flight", in_flight), "1/s", rates);
+  }
+
+  static void report(const std::string& name, const char* unit, std::map<std::string, std::vector<double>>& figures) {
+    fmt::print("{{\"case\": \"{}\", \"unit\": \"{}\"", name, unit);
+    for (auto& [library, values] : figures) fmt::print(", \"{}\": {:.6g}", library, median(std::move(values)));
+    fmt::print("}}\n");
     std::fflush(stdout);
   }
 
-  static double microseconds(TimePoint begin) {
-    return std::chrono::duration<double, std::micro>(steady_clock().now() - begin).count();
-  }
-
-  void check(const Future& future) const {
-    if (const auto& result = future.wait(); !result) {
-      fmt::print(stderr, "muster-rpc-load: {}\n", result.error().to_string());
-      std::exit(1);
-    }
-  }
-
-  double latency(const Message& message, int rounds, Duration pause) const {
-    std::vector<double> times;
-    for (int i = 0; i < rounds; ++i) {
-      if (pause > Duration::zero())
-        std::this_thread::sleep_for(pause);  // tidy: allow(sleep) the worker must sleep, too
-      const TimePoint begin = steady_clock().now();
-      check(agent_->call("worker", "echo", message, {}));
-      times.push_back(microseconds(begin));
-    }
-    return median(std::move(times));
-  }
-
-  double rate(const Message& message, size_t in_flight, int calls) const {
-    std::deque<Future> futures;
-    const TimePoint begin = steady_clock().now();
-    for (int i = 0; i < calls; ++i) {
-      if (futures.size() == in_flight) {
-        check(futures.front());
-        futures.pop_front();
-      }
-      futures.push_back(agent_->call("worker", "echo", message, {}));
-    }
-    for (const Future& future : futures) check(future);
-    return calls / (microseconds(begin) / 1e6);
-  }
-
-  double echo(size_t bytes, int rounds) const {
-    constexpr int kBuffers = 4;  // so that none is in a cache when its turn comes
-    std::vector<Message> messages(kBuffers);
-    for (Message& message : messages) {
-      message.segments.push_back(Buffer::allocate(bytes));
-      std::memset(message.segments.back().data(), 1, bytes);
-    }
-    std::vector<double> times;
-    for (int i = 0; i < rounds; ++i) {
-      const TimePoint begin = steady_clock().now();
-      check(agent_->call("worker", "echo", messages[i % kBuffers], {}));
-      times.push_back(microseconds(begin));
-    }
-    return median(std::move(times));
-  }
-
-  const std::shared_ptr<Agent> agent_;
+  std::map<std::string, std::unique_ptr<Caller>> callers_;
   const bool quick_;
 };
 
-int run(const Settings& settings) {
-  char path[] = "/tmp/muster-rpc-load-XXXXXX";
-  const int file = mkstemp(path);
-  if (file < 0) return 1;
-  close(file);
-  const pid_t worker = fork();
-  if (worker == 0) serve(path, settings);
-  const auto agent = join(path, "caller", settings);
-  Load(agent, settings).run();
-  (void)agent->shutdown(Deadline::after(kPatience));
-  kill(worker, SIGKILL);
-  waitpid(worker, nullptr, 0);
-  std::filesystem::remove(path);
-  return 0;
+void run(const std::string& transports, bool quick) {
+  const Folder folder;
+  const ServerProcess muster([&] { serve_muster(folder.file("muster"), transports); });
+#ifdef MUSTER_WITH_GRPC
+  const ServerProcess grpc([&] { serve_grpc(folder.file("grpc")); });
+#endif
+  std::map<std::string, std::unique_ptr<Caller>> callers;
+  callers["muster"] = connect_muster(folder.file("muster"), transports);
+#ifdef MUSTER_WITH_GRPC
+  callers["grpc"] = connect_grpc(folder.file("grpc"));
+#endif
+  Load(std::move(callers), quick).run();
 }
 
 }  // namespace
@@ -161,9 +161,10 @@ int run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   CLI::App app("Times remote calls between two processes of this host");
-  muster::bench::Settings settings;
-  app.add_option("--transports", settings.transports, "best first, of shm, unix and tcp");
-  app.add_flag("--quick", settings.quick, "fewer rounds");
+  std::string transports = "shm,tcp";
+  bool quick = false;
+  app.add_option("--transports", transports, "best first, of shm, unix and tcp");
+  app.add_flag("--quick", quick, "fewer rounds");
   CLI11_PARSE(app, argc, argv);
-  return muster::bench::run(settings);
+  muster::bench::run(transports, quick);
 }

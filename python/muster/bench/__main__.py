@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
-from muster.bench import collectives, ddp, frameworks, launch, mpi, network, plot, processes, startup_load, store
+from muster.bench import collectives, ddp, frameworks, launch, mpi, network, plot, processes, rpc, startup_load, store
 from muster.bench.operations import OPERATIONS
 from muster.bench.report import BenchFailedError, Row, Table, write_json, write_markdown
 
@@ -34,6 +34,7 @@ BENCHES: dict[str, Bench] = {
     "mpi": mpi,
     "launch": launch,
     "processes": processes,
+    "rpc": rpc,
     "store": store,
     "startup-load": startup_load,
     "frameworks": frameworks,

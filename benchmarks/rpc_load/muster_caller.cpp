@@ -1,0 +1,89 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "caller.h"
+#include "muster/rpc/endpoint.h"
+
+namespace muster::bench {
+namespace {
+
+using rpc::Agent;
+using rpc::Buffer;
+using rpc::Future;
+using rpc::Message;
+
+/// Longer messages go into a segment, which is not copied into the request.
+constexpr size_t kMaxHead = 1024;
+
+std::shared_ptr<Agent> join(const std::string& path, const std::string& name, const std::string& transports) {
+  rpc::EndpointOptions options;
+  options.name = name;
+  options.transports = transports;
+  options.interface = "127.0.0.1";
+  auto store = file_store(path);
+  if (!store) fail_benchmark(store.error().to_string());
+  auto agent = rpc::start_endpoint(std::move(*store), options);
+  if (!agent) fail_benchmark(agent.error().to_string());
+  return *agent;
+}
+
+class MusterCaller final : public Caller {
+ public:
+  explicit MusterCaller(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {}
+  ~MusterCaller() override { (void)agent_->shutdown(Deadline::after(10s)); }
+
+  void prepare(size_t bytes, int count) override {
+    messages_.assign(count, {});
+    for (Message& message : messages_) {
+      if (bytes <= kMaxHead) {
+        message.head.assign(bytes, 1);
+      } else {
+        message.segments.push_back(Buffer::allocate(bytes));
+        std::memset(message.segments.back().data(), 1, bytes);
+      }
+    }
+  }
+
+  void echo(int index) override { check(begin(index)); }
+
+  void echo_many(size_t in_flight, int calls) override {
+    std::deque<Future> futures;
+    for (int i = 0; i < calls; ++i) {
+      if (futures.size() == in_flight) {
+        check(futures.front());
+        futures.pop_front();
+      }
+      futures.push_back(begin(0));
+    }
+    for (const Future& future : futures) check(future);
+  }
+
+ private:
+  Future begin(int index) { return agent_->call("worker", "echo", messages_[index % messages_.size()], {}); }
+  static void check(const Future& future) {
+    if (const auto& result = future.wait(); !result) fail_benchmark(result.error().to_string());
+  }
+
+  const std::shared_ptr<Agent> agent_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace
+
+void serve_muster(const std::string& path, const std::string& transports) {
+  const auto agent = join(path, "worker", transports);
+  (void)agent->add_function(
+      "echo", [](rpc::Request request, rpc::Responder responder) { responder.reply(std::move(request.arguments)); },
+      {});
+  for (;;) pause();
+}
+
+std::unique_ptr<Caller> connect_muster(const std::string& path, const std::string& transports) {
+  return std::make_unique<MusterCaller>(join(path, "caller", transports));
+}
+
+}  // namespace muster::bench

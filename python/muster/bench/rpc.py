@@ -1,0 +1,58 @@
+"""muster bench rpc: calls between two processes, from C++, beside gRPC and raw sockets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from collections.abc import Iterator
+
+from muster._programs import find_program
+from muster.bench.report import BenchFailedError, Row
+
+SUMMARY = "remote calls from C++ between two processes of this host, against gRPC"
+PEERS: tuple[str, ...] = ("grpc",)
+PROGRAM = "muster-rpc-load"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--transports", default="shm,tcp", help="best first, of shm, unix and tcp (default: %(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields a row for each case as it is measured. gRPC is left out if it was not found when muster was built."""
+    try:
+        command = [find_program(PROGRAM), "--transports", arguments.transports]
+    except FileNotFoundError as error:
+        raise BenchFailedError(str(error)) from None
+    with subprocess.Popen(
+        [*command, *(["--quick"] if arguments.quick else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as load:
+        assert load.stdout is not None and load.stderr is not None
+        for line in load.stdout:
+            yield _row(json.loads(line))
+        errors = load.stderr.read().strip()
+    if load.returncode != 0:
+        raise BenchFailedError(errors or f"{PROGRAM} ended with status {load.returncode}")
+
+
+def _row(figures: dict[str, str | float]) -> Row:
+    """The row of a case: with less time, or more calls in a second, muster is better."""
+    muster, grpc = float(figures["muster"]), float(figures.get("grpc", 0))
+    unit = str(figures["unit"])
+    rate = unit == "1/s"
+    return Row(
+        "rpc",
+        str(figures["case"]),
+        2,
+        "rate" if rate else "round trip",
+        unit,
+        muster,
+        grpc,
+        "gRPC",
+        floor=float(figures.get("floor", 0)),
+        ratio=muster / grpc if rate and grpc else 0.0 if not grpc else -1.0,
+        note="" if grpc else "gRPC was not found when muster was built",
+    )
