@@ -7,9 +7,7 @@
 namespace muster::rpc {
 
 Channel::Channel(Link& link, uint64_t max_bytes, Handler handler, std::function<void(const Error&)> ended)
-    : link_(link), max_bytes_(max_bytes), handler_(std::move(handler)), ended_(std::move(ended)) {
-  read_batch();
-}
+    : link_(link), max_bytes_(max_bytes), handler_(std::move(handler)), ended_(std::move(ended)) {}
 
 // ---- writing
 

@@ -22,6 +22,8 @@ class Channel {
   /// message that is not valid closes the link with kProtocol. `max_bytes`: of one message.
   Channel(Link& link, uint64_t max_bytes, Handler handler, std::function<void(const Error&)> ended);
   ~Channel() = default;
+  /// Begins to read. Messages that are here already are handled before this returns.
+  void start() { read_batch(); }
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 

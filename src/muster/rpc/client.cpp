@@ -206,6 +206,7 @@ void Client::on_linked(Rank rank, Link& link) {
   callee.channel = std::make_unique<Channel>(
       link, options_.max_message_bytes, [this, &callee](ParsedMessage answer) { on_answer(callee, std::move(answer)); },
       ended);
+  callee.channel->start();
   Writer process;
   process.put<int32_t>(self_.process.pid).put_string(self_.process.domain);
   callee.channel->write({.kind = Kind::kHello, .flags = kWireVersion}, self_.worker.name, {process.take(), {}});

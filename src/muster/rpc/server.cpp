@@ -118,6 +118,7 @@ void Server::on_linked(Rank rank, Link& link) {
         if (const auto sender = weak.lock()) on_message(sender, std::move(message));
       },
       ended);
+  caller->channel->start();
 }
 
 void Server::on_lost(Rank rank) {

@@ -1,0 +1,150 @@
+// A peer that knows the secret but breaks the protocol loses its link, and nothing else happens.
+#include <cstring>
+#include <latch>
+
+#include "muster/io/loop.h"
+#include "muster/rpc/directory.h"
+#include "muster/rpc/wire.h"
+#include "muster/transport/socket/socket_link.h"
+#include "rpc/workers.h"
+
+namespace muster::rpc {
+namespace {
+
+using test::echo;
+using test::kPatience;
+using test::options_for;
+using test::result_of;
+using test::text;
+
+class RoguePeer : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(agent_->add_function("echo", echo, {}));
+    const Deadline deadline = Deadline::after(kPatience);
+    const auto record = parse_worker_record(*store_->get("rpc/rpc/name/a", deadline));
+    const LinkIdentity identity{7, 1 << 30, "rpc/rpc", 0, {*store_->get("rpc/rpc/secret", deadline), nullptr}};
+    const auto dial = connect_link(*loop_, *Address::parse(record->tcp_address), identity, agent_->self().id, deadline,
+                                   [this](Result<std::unique_ptr<Link>> link) { link_ = std::move(*link); });
+    ASSERT_TRUE(loop_->run_until([this] { return link_ != nullptr; }, deadline));
+    link_->on_close([this](const Error& why) { closed_ = why; });
+  }
+  void TearDown() override {
+    link_.reset();
+    const auto caller = test::start(store_, options_for("caller", "tcp"));
+    EXPECT_EQ(text(result_of(caller->call("a", "echo", text("other calls go on"), {}))), "other calls go on");
+    EXPECT_TRUE(caller->shutdown(Deadline::after(kPatience)));
+    EXPECT_TRUE(agent_->shutdown(Deadline::after(kPatience)));
+  }
+
+  void send(const Bytes& bytes) {
+    const auto kept = std::make_shared<Bytes>(bytes);
+    const ConstSegment segment{kept->data(), kept->size()};
+    link_->send({&segment, 1}, [kept](const Result<>&) {});
+  }
+  void send(MessageHeader header, const std::string& name = "", const Message& message = {}) {
+    BatchWriter batch;
+    std::vector<Buffer> long_parts;
+    ASSERT_TRUE(batch.add(header, name, message, long_parts));
+    send(batch.take({}));
+  }
+  void send_hello() {
+    Writer process;
+    process.put<int32_t>(getpid()).put_string("");
+    send({.kind = Kind::kHello, .flags = kWireVersion}, "rogue", Message{process.take(), {}});
+  }
+  /// Waits until the agent has closed the link, and returns its reason.
+  Error close_reason() {
+    EXPECT_TRUE(loop_->run_until([this] { return closed_.has_value(); }, Deadline::after(kPatience)));
+    return closed_.value_or(Error());
+  }
+
+  const std::shared_ptr<Store> store_ = memory_store();
+  const std::shared_ptr<Agent> agent_ = test::start(store_, options_for("a", "tcp"));
+  const std::unique_ptr<Loop> loop_ = Loop::create().value();
+  std::unique_ptr<Link> link_;
+  std::optional<Error> closed_;
+};
+
+TEST_F(RoguePeer, SendsRandomBytes) {
+  send(Bytes(4096, 0xa5));
+  EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
+}
+
+TEST_F(RoguePeer, AnnouncesABatchOfTwoGigabytes) {
+  Bytes header(kBatchHeaderBytes);
+  const uint32_t bytes = 2'000'000'000;
+  std::memcpy(header.data(), &bytes, sizeof bytes);
+  send(header);
+  EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
+}
+
+TEST_F(RoguePeer, CallsBeforeItsHello) {
+  send({.kind = Kind::kRequest, .id = 1}, "echo");
+  const Error why = close_reason();
+  EXPECT_EQ(why.code, ErrorCode::kProtocol);
+  EXPECT_NE(why.message.find("did not send its name first"), std::string::npos) << why.message;
+}
+
+TEST_F(RoguePeer, SpeaksAnotherVersion) {
+  send({.kind = Kind::kHello, .flags = kWireVersion + 1}, "rogue");
+  const Error why = close_reason();
+  EXPECT_EQ(why.code, ErrorCode::kMismatch);
+  EXPECT_NE(why.message.find("install one muster everywhere"), std::string::npos) << why.message;
+}
+
+TEST_F(RoguePeer, RepeatsARequest) {
+  send_hello();
+  send({.kind = Kind::kRequest, .id = 5}, "echo");
+  send({.kind = Kind::kRequest, .id = 5}, "echo");
+  const Error why = close_reason();
+  EXPECT_EQ(why.code, ErrorCode::kProtocol);
+  EXPECT_NE(why.message.find("sent request 5 after request 5"), std::string::npos) << why.message;
+}
+
+TEST_F(RoguePeer, AnswersWithoutACall) {
+  send_hello();
+  send({.kind = Kind::kReply, .id = 1});
+  EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
+}
+
+TEST_F(RoguePeer, AnnouncesALongerPartThanTheCap) {
+  send_hello();
+  MessageHeader header{.kind = Kind::kRequest, .name_bytes = 4, .id = 1, .head_bytes = uint64_t{1} << 50};
+  Bytes batch(kBatchHeaderBytes + sizeof header + 4);
+  const auto bytes = static_cast<uint32_t>(batch.size() - kBatchHeaderBytes);
+  std::memcpy(batch.data(), &bytes, sizeof bytes);
+  std::memcpy(batch.data() + kBatchHeaderBytes, &header, sizeof header);
+  std::memcpy(batch.data() + kBatchHeaderBytes + sizeof header, "echo", 4);
+  send(batch);
+  EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
+}
+
+TEST_F(RoguePeer, SendsRequestsWithoutEnd) {
+  const auto gate = std::make_shared<std::latch>(1);
+  ASSERT_TRUE(agent_->add_function("waits",
+                                   [gate](Request, Responder responder) {
+                                     gate->wait();
+                                     responder.reply({});
+                                   },
+                                   {}));
+  send_hello();
+  for (uint64_t id = 1; id <= 2 * kMaxCallsInFlight + 1; ++id) {
+    send({.kind = Kind::kRequest, .id = id, .timeout_us = 60'000'000}, "waits");
+  }
+  const Error why = close_reason();
+  gate->count_down();
+  EXPECT_EQ(why.code, ErrorCode::kProtocol);
+  EXPECT_NE(why.message.find("without waiting for a result"), std::string::npos) << why.message;
+}
+
+/// Cancels what it never sent; that is harmless.
+TEST_F(RoguePeer, CancelsUnknownCalls) {
+  send_hello();
+  for (uint64_t id = 0; id < 100; ++id) send({.kind = Kind::kCancel, .id = id});
+  send({.kind = Kind::kReply});
+  EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
+}
+
+}  // namespace
+}  // namespace muster::rpc
