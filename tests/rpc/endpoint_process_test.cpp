@@ -48,6 +48,11 @@ class ServerProcess {
 
   void begin() const { EXPECT_EQ(write(pipe_[1], "x", 1), 1); }
   void signal(int number) const { kill(pid_, number); }
+  /// Stops the process and waits until it has stopped.
+  void stop() const {
+    signal(SIGSTOP);
+    waitpid(pid_, nullptr, WUNTRACED);
+  }
   /// Kills the process and waits until it is gone.
   void end() {
     if (pid_ < 0) return;
@@ -164,7 +169,7 @@ TEST_P(RpcProcesses, AStoppedWorkerMissesItsHeartbeats) {
   a.begin();
   join(500ms);
   EXPECT_EQ(text(result_of(agent_->call("a", "echo", text("x"), {}))), "x");
-  a.signal(SIGSTOP);
+  a.stop();
   const CallError error = error_of(agent_->call("a", "echo", text("x"), {}));
   EXPECT_EQ(error.error.code, ErrorCode::kPeerLost) << error.to_string();
   EXPECT_NE(error.to_string().find("has not answered a ping for 0.5 s"), std::string::npos) << error.to_string();
@@ -184,7 +189,7 @@ TEST_P(RpcProcesses, IdempotentCallsGoToTheWorkerThatReplacesADeadOne) {
   first.begin();
   join();
   EXPECT_EQ(text(result_of(agent_->call("a", "echo", text("x"), {}))), "x");
-  first.signal(SIGSTOP);
+  first.stop();
   const Future moved = agent_->call("a", "echo", text("again"), {.idempotent = true});
   first.end();
   second.begin();
