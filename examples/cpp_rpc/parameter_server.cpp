@@ -34,20 +34,18 @@ Parameters parameters_of(const rpc::Message& message) {
 class Server {
  public:
   muster::Result<> serve(rpc::Agent& agent) {
-    MUSTER_TRY(agent.add_function("pull",
-                                  [this](rpc::Request, rpc::Responder responder) {
-                                    const std::lock_guard lock(mutex_);
-                                    responder.reply(message_of(values_));
-                                  },
-                                  {}));
-    return agent.add_function("push",
-                              [this](rpc::Request request, rpc::Responder responder) {
-                                const Parameters gradient = parameters_of(request.arguments);
-                                const std::lock_guard lock(mutex_);
-                                for (size_t i = 0; i < values_.size(); ++i) values_[i] -= 0.05 * gradient[i];
-                                responder.reply({});
-                              },
-                              {});
+    const auto pull = [this](rpc::Request, rpc::Responder responder) {
+      const std::lock_guard lock(mutex_);
+      responder.reply(message_of(values_));
+    };
+    const auto push = [this](rpc::Request request, rpc::Responder responder) {
+      const Parameters gradient = parameters_of(request.arguments);
+      const std::lock_guard lock(mutex_);
+      for (size_t i = 0; i < values_.size(); ++i) values_[i] -= 0.05 * gradient[i];
+      responder.reply({});
+    };
+    MUSTER_TRY(agent.add_function("pull", pull, {}));
+    return agent.add_function("push", push, {});
   }
   Parameters values() const {
     const std::lock_guard lock(mutex_);
