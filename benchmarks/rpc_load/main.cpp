@@ -18,6 +18,7 @@
 #include "caller.h"
 #include "floors.h"
 #include "muster/base/bytes.h"
+#include "muster/transport/transport.h"
 
 namespace muster::bench {
 
@@ -48,9 +49,10 @@ class Folder {
 /// A child that runs a server.
 class ServerProcess {
  public:
-  explicit ServerProcess(const std::function<void()>& serve) : pid_(fork()) {
+  explicit ServerProcess(const std::function<void()>& serve) : parent_(getpid()), pid_(fork()) {
     if (pid_ != 0) return;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent_) std::_Exit(1);  // it has ended already
     serve();
   }
   ~ServerProcess() {
@@ -61,7 +63,7 @@ class ServerProcess {
   ServerProcess& operator=(const ServerProcess&) = delete;
 
  private:
-  const pid_t pid_;
+  const pid_t parent_, pid_;
 };
 
 double microseconds(TimePoint begin) {
@@ -143,6 +145,7 @@ class Load {
 };
 
 void run(const std::string& transports, bool quick) {
+  if (const auto valid = parse_transports(transports); !valid) fail_benchmark(valid.error().message);
   const Folder folder;
   const ServerProcess muster([&] { serve_muster(folder.file("muster"), transports); });
 #ifdef MUSTER_WITH_GRPC
