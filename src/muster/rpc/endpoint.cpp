@@ -232,7 +232,8 @@ class Endpoint final : public Agent, private LoopDriver::Client {
     }
     Error left{ErrorCode::kLeft, self_.to_string() + " has left", self_.worker.id, {}};
     left.phase = GroupPhase::kLeft;
-    links_->close(left);  // before the channels, which the links refer to
+    server_->cancel_calls();  // before the callers learn that this worker has left
+    links_->close(left);      // before the channels, which the links refer to
     server_->close();
     client_->close(Error{ErrorCode::kAborted, fmt::format("worker \"{}\" was shut down", self_.worker.name)});
     driver_.stop(lock);

@@ -255,6 +255,12 @@ bool Server::is_idle() const {
          });
 }
 
+void Server::cancel_calls() {
+  for (const auto& [rank, caller] : callers_) {
+    for (const auto& [id, call] : caller->serving) call->cancel();
+  }
+}
+
 void Server::close() {
   closed_ = true;
   for (const auto& [rank, caller] : callers_) drop(*caller);

@@ -33,6 +33,8 @@ class Server {
   void flush();
   /// True if no function runs and all results were handed to the transport.
   bool is_idle() const;
+  /// Counts all calls as canceled.
+  void cancel_calls();
   /// Drops all callers. Results of functions that still run are not sent any more.
   void close();
 
