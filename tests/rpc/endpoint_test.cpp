@@ -122,6 +122,7 @@ TEST_P(RpcEndpoint, AnswersFromAnyThread) {
     });
   });
   for (int i = 0; i < 50; ++i) EXPECT_EQ(text(result_of(a_->call("b", "later", text("x"), {}))), "x");
+  const std::lock_guard lock(mutex);
   for (std::thread& thread : threads) thread.join();
 }
 
