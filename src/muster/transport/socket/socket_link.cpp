@@ -341,6 +341,7 @@ MutableByteView SocketLink::read_ahead_room() {
 /// Reads the rest of a payload directly into the caller's segments, and then the bytes after it into read_ahead_.
 /// Returns the number of bytes. Sets `more` if there may be more to read.
 Result<size_t> SocketLink::read_more(bool& more) {
+  scanned_ = 0;  // bytes of the payload may land behind read_ahead_, so its scanned part ends in no frame any more
   std::array<iovec, kMaxPieces> pieces;
   size_t count = 0;
   size_t direct = 0;
@@ -388,6 +389,8 @@ void SocketLink::scan_ahead(bool& more) {
       std::copy(signal + static_cast<ptrdiff_t>(bytes), read_ahead_.begin() + static_cast<ptrdiff_t>(read_ahead_end_),
                 signal);
       read_ahead_end_ -= bytes;
+    } else if (is_control(*header)) {
+      return;  // the rest of it has not arrived
     } else {
       at += bytes;
     }
