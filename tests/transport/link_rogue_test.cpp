@@ -130,6 +130,45 @@ TEST_P(LinkRogue, OnlyClosesTheLinkWithRandomBytes) {
   }
 }
 
+/// The link reads the first piece of a payload ahead, and receives the second one directly. Then it must not look for
+/// pings where the bytes that it had read ahead ended: there are bytes of a later payload, which look like pings.
+TEST_P(LinkRogue, MaySendBytesThatLookLikePings) {
+  if (GetParam().shm) GTEST_SKIP() << "its socket carries no data";
+  open();
+  const auto receive = [this](size_t bytes) {
+    std::string into(bytes, '\0');
+    Outcome outcome;
+    receive_text(*link_, into, outcome.record());
+    EXPECT_TRUE(loop_->run_until([&] { return outcome.done(); }, test_deadline()));
+    EXPECT_TRUE(outcome.result) << outcome.result.error().to_string();
+    return into;
+  };
+  const std::string first = pattern(10'000, 1), second = pattern(104, 2);
+  const Bytes ping = frame(LinkFrame::kPing);
+  Bytes pings;
+  for (int i = 0; i < 1000; ++i) pings.insert(pings.end(), ping.begin(), ping.end());
+  Bytes sent = frame(LinkFrame::kData, as_bytes(first));
+  for (const ByteView payload : {as_bytes(second), as_bytes(second), ByteView(pings)}) {
+    const Bytes next = frame(LinkFrame::kData, payload);
+    sent.insert(sent.end(), next.begin(), next.end());
+  }
+  constexpr size_t kFirstPiece = 6000;
+  write({sent.begin(), sent.begin() + kFirstPiece});
+  while (loop_->run_once(Deadline::after(20ms))) {
+  }
+  EXPECT_EQ(receive(1000), first.substr(0, 1000));
+  std::string rest(9000, '\0');
+  Outcome outcome;
+  receive_text(*link_, rest, outcome.record());
+  EXPECT_FALSE(outcome.done());
+  write({sent.begin() + kFirstPiece, sent.end()});
+  ASSERT_TRUE(loop_->run_until([&] { return outcome.done(); }, test_deadline()));
+  EXPECT_EQ(rest, first.substr(1000));
+  EXPECT_EQ(receive(104), second);
+  EXPECT_EQ(receive(104), second);
+  EXPECT_EQ(to_bytes(receive(pings.size())), pings);
+}
+
 TEST_P(LinkRogue, MakesNoLinkWithoutAnOpenFrame) {
   for (const Bytes& instead : {frame(LinkFrame::kData, Bytes(10)), header(0xffffffff, 1), to_bytes("rubbish, rubbish"),
                                frame(LinkFrame::kOpen, Bytes(1))}) {
