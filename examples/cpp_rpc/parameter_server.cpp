@@ -72,16 +72,14 @@ Parameters gradient_at(const Parameters& values, std::mt19937& random) {
   return gradient;
 }
 
-muster::Error error_of(const rpc::CallError& why) { return why.error; }
-
 muster::Result<> train(rpc::Agent& agent, int rank) {
   std::mt19937 random(static_cast<unsigned>(rank));
   for (int step = 0; step < 500; ++step) {
     const rpc::CallResult pulled = agent.call("server", "pull", {}, {.timeout = 10s}).wait();
-    if (!pulled) return tl::unexpected(error_of(pulled.error()));
+    if (!pulled) return tl::unexpected(pulled.error().error);
     const Parameters gradient = gradient_at(parameters_of(*pulled), random);
     const rpc::CallResult pushed = agent.call("server", "push", message_of(gradient), {.timeout = 10s}).wait();
-    if (!pushed) return tl::unexpected(error_of(pushed.error()));
+    if (!pushed) return tl::unexpected(pushed.error().error);
   }
   return {};
 }

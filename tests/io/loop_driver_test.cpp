@@ -11,7 +11,7 @@ namespace {
 
 constexpr Duration kTimeout = std::chrono::seconds(60);
 
-class LoopDriverTest : public testing::Test, private LoopDriver::Client {
+class LoopDriverTest : public testing::Test, private LoopDriver::Delegate {
  protected:
   void TearDown() override { stop(); }
   void stop() {

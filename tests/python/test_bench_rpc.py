@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bench_programs import bench, needs
 
-ROOT = Path(__file__).resolve().parents[2]
-BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/cli"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (BESIDE / "muster-rpc-load").exists(), reason="muster-rpc-load is not built"),
-]
-
-
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "muster.bench", *arguments],
-        env=os.environ | {"MUSTER_BIN": str(BESIDE / "muster")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+pytestmark = [pytest.mark.slow, needs("muster-rpc-load")]
 
 
 def test_each_case_has_a_row(tmp_path: Path) -> None:

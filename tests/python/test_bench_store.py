@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from bench_programs import bench, needs
 from muster.bench.__main__ import main
 
-ROOT = Path(__file__).resolve().parents[2]
-BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/cli"
-pytestmark = pytest.mark.skipif(not (BESIDE / "muster-store-load").exists(), reason="muster-store-load is not built")
-
-
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "muster.bench", *arguments],
-        env=os.environ | {"MUSTER_BIN": str(BESIDE / "muster")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+pytestmark = needs("muster-store-load")
 
 
 def test_cases_are_measured_with_torch_and_the_floor(tmp_path: Path) -> None:

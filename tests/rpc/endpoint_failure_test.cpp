@@ -5,15 +5,8 @@
 
 #include "rpc/workers.h"
 
-namespace muster::rpc {
+namespace muster::rpc::test {
 namespace {
-
-using test::echo;
-using test::error_of;
-using test::kPatience;
-using test::options_for;
-using test::result_of;
-using test::text;
 
 class RpcFailure : public testing::Test {
  protected:
@@ -239,4 +232,4 @@ TEST_F(RpcFailure, WorkersOfOtherSecretsAreRefused) {
 }
 
 }  // namespace
-}  // namespace muster::rpc
+}  // namespace muster::rpc::test

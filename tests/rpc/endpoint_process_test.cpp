@@ -14,15 +14,8 @@
 #include "muster/base/random.h"
 #include "rpc/workers.h"
 
-namespace muster::rpc {
+namespace muster::rpc::test {
 namespace {
-
-using test::echo;
-using test::error_of;
-using test::kPatience;
-using test::options_for;
-using test::result_of;
-using test::text;
 
 constexpr int kMaxServers = 24;
 constexpr uint64_t kMaxCalls = 20'000;
@@ -245,4 +238,4 @@ INSTANTIATE_TEST_SUITE_P(Transports, RpcProcesses, testing::Values("shm,tcp", "t
 });
 
 }  // namespace
-}  // namespace muster::rpc
+}  // namespace muster::rpc::test

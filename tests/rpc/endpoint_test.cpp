@@ -9,15 +9,8 @@
 
 #include "rpc/workers.h"
 
-namespace muster::rpc {
+namespace muster::rpc::test {
 namespace {
-
-using test::echo;
-using test::error_of;
-using test::kPatience;
-using test::options_for;
-using test::result_of;
-using test::text;
 
 class RpcEndpoint : public testing::TestWithParam<const char*> {
  protected:
@@ -202,4 +195,4 @@ INSTANTIATE_TEST_SUITE_P(Transports, RpcEndpoint, testing::Values("shm,tcp", "un
                          });
 
 }  // namespace
-}  // namespace muster::rpc
+}  // namespace muster::rpc::test

@@ -8,14 +8,8 @@
 #include "muster/transport/socket/socket_link.h"
 #include "rpc/workers.h"
 
-namespace muster::rpc {
+namespace muster::rpc::test {
 namespace {
-
-using test::echo;
-using test::kPatience;
-using test::options_for;
-using test::result_of;
-using test::text;
 
 class RoguePeer : public testing::Test {
  protected:
@@ -147,4 +141,4 @@ TEST_F(RoguePeer, CancelsUnknownCalls) {
 }
 
 }  // namespace
-}  // namespace muster::rpc
+}  // namespace muster::rpc::test

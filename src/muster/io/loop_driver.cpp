@@ -20,6 +20,7 @@ constexpr Duration kMaxSleep = 100ms;
 constexpr unsigned kPollKernelEvery = 16;
 /// After this many naps without work, the thread that stands by sleeps until it is alerted.
 constexpr int kMaxIdleNaps = 50;
+/// It takes one more nap of this length first if other threads have driven the loop during the nap before.
 constexpr Duration kLastNap = 1ms;
 /// The most own threads. It bounds the nesting of tasks that wait for each other's calls.
 constexpr size_t kMaxThreads = 1024;
@@ -30,8 +31,11 @@ thread_local const LoopDriver* own_thread_of = nullptr;
 
 }  // namespace
 
-LoopDriver::LoopDriver(std::unique_ptr<Loop> loop, Client& client, Options options)
-    : client_(client), options_(options), loop_(std::move(loop)), taken_over_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+LoopDriver::LoopDriver(std::unique_ptr<Loop> loop, Delegate& delegate, Options options)
+    : delegate_(delegate),
+      options_(options),
+      loop_(std::move(loop)),
+      taken_over_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
 bool LoopDriver::on_own_thread() const { return own_thread_of == this; }
 
@@ -50,10 +54,11 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
     changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep),
                       [&] { return driven_by_ == DrivenBy::kNoThread || done(); });
     --waiting_;
-    client_.expire();
+    delegate_.expire();
   }
   if (on_own_thread()) change_running(1);
   if (stopping_) changed_.notify_all();
+  if (delegate_.has_work()) provide_driver();
 }
 
 /// Takes the loop from an own thread that sleeps in it. That thread finds out when it wakes, so this one need not wait
@@ -70,13 +75,13 @@ bool LoopDriver::take_over() {
 /// has begun to drive the loop while this one slept.
 bool LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   ++drives_;
-  client_.flush();
+  delegate_.flush();
   poll_wait_.reset();
   for (unsigned turn = 1; !done(); ++turn) {
     const bool poll_kernel = turn % kPollKernelEvery == 0;
     const bool moved = poll_kernel ? loop_->poll() : loop_->run_pollers();
     if (poll_kernel) {
-      client_.expire();
+      delegate_.expire();
       if (deadline.passed()) return true;
     }
     if (done() || !callbacks_.empty()) return true;
@@ -98,7 +103,7 @@ bool LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const
 /// thread has begun to drive the loop meanwhile.
 bool LoopDriver::park(Lock& lock, Duration max_sleep) {
   if (loop_->poll()) return true;
-  max_sleep = std::min(max_sleep, std::max(client_.next_deadline() - steady_clock().now(), Duration::zero()));
+  max_sleep = std::min(max_sleep, std::max(delegate_.next_deadline() - steady_clock().now(), Duration::zero()));
   parked_ = true;
   parked_until_ = steady_clock().now() + max_sleep;
   const uint64_t drive = drives_;
@@ -116,7 +121,7 @@ bool LoopDriver::park(Lock& lock, Duration max_sleep) {
   }
   parked_ = false;
   loop_->poll();
-  client_.expire();
+  delegate_.expire();
   return true;
 }
 
@@ -145,12 +150,13 @@ void LoopDriver::poll() {
 void LoopDriver::provide_progress() {
   if (parked_) {
     const TimePoint now = steady_clock().now();
-    const TimePoint needed = std::min(now + loop_->idle_time(kMaxSleep), client_.next_deadline());
+    const TimePoint needed = std::min(now + loop_->idle_time(kMaxSleep), delegate_.next_deadline());
     if (needed < parked_until_) wake();
   }
   provide_driver();
 }
 
+/// Makes an own thread look for work soon, without waking the thread that sleeps in the loop.
 void LoopDriver::provide_driver() {
   if (stopping_) return;
   if (threads_.empty()) {
@@ -233,7 +239,7 @@ bool LoopDriver::run_next_task(Lock& lock) {
 
 /// Drives the loop if no other thread does. Returns false if there was nothing to do.
 bool LoopDriver::drive(Lock& lock) {
-  const auto not_needed = [this] { return stopping_ || waiting_ > 0 || !client_.has_work() || task_ready(); };
+  const auto not_needed = [this] { return stopping_ || waiting_ > 0 || !delegate_.has_work() || task_ready(); };
   if (driven_by_ != DrivenBy::kNoThread || not_needed()) return false;
   driven_by_ = DrivenBy::kOwnThread;
   if (!take_turns(lock, not_needed, Deadline::never())) return driven_by_ == DrivenBy::kNoThread;
@@ -260,7 +266,7 @@ void LoopDriver::rest(Lock& lock, Rest& state) {
     state = {state.naps + 1, was_alerted || drives_ == drives};
   } else {
     standby_ = Standby::kAsleep;
-    // A thread that uses the driver alerts this one from now on. If one did so during the last nap, it did not.
+    // A thread that uses the driver alerts this one from now on. One that used it during the last nap did not.
     if (!state.may_drive) {
       work_.wait_for(lock, kLastNap, alerted);
     } else if (!task_ready()) {

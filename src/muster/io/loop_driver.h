@@ -17,9 +17,10 @@ namespace muster {
 /// waits. One lock guards everything. It is released only to sleep, to run callbacks and tasks, and between two turns
 /// of the loop. So a call from another thread waits at most for one turn, and then does its own work itself.
 ///
-/// A client may also add tasks, such as the handlers of remote calls. Only own threads run them. The own thread that
-/// drives the loop runs a task itself, because handing it to another thread would cost more than a short task. Another
-/// own thread stands by: if the task takes longer than the grace time, that thread takes the loop and the next tasks.
+/// A user may also add tasks, such as the handlers of remote calls. Only own threads run them, in the Leader/Followers
+/// pattern (Schmidt et al. 2000): the own thread that drives the loop runs a task itself, because handing it to another
+/// thread would cost more than a short task. Another own thread stands by: if the task takes longer than the grace
+/// time, that thread takes the loop and the next tasks.
 ///
 /// The class has many fields because together they are the state of one protocol: how threads hand over the loop.
 class LoopDriver {
@@ -27,7 +28,7 @@ class LoopDriver {
   using Lock = std::unique_lock<std::mutex>;
 
   /// The interface of the user towards the driver. The functions are called with the lock held.
-  class Client {
+  class Delegate {
    public:
     /// True if the loop must be driven even if no thread waits.
     virtual bool has_work() const = 0;
@@ -39,7 +40,7 @@ class LoopDriver {
     virtual void flush() {}
 
    protected:
-    ~Client() = default;
+    ~Delegate() = default;
   };
 
   struct Options {
@@ -49,7 +50,7 @@ class LoopDriver {
     int max_tasks = 1;
   };
 
-  LoopDriver(std::unique_ptr<Loop> loop, Client& client, Options options);
+  LoopDriver(std::unique_ptr<Loop> loop, Delegate& delegate, Options options);
 
   Loop& loop() { return *loop_; }
   Lock lock() { return Lock(mutex_); }
@@ -57,7 +58,7 @@ class LoopDriver {
   // The functions below need the lock.
 
   /// Drives the loop until `done` or the deadline, or waits while another thread drives it. Releases the lock during
-  /// the wait.
+  /// the wait. After it, an own thread drives the loop if there is work.
   void wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
   /// Handles events that are there already, unless another thread drives the loop. For a thread that begins many
   /// operations before it waits.
@@ -74,8 +75,6 @@ class LoopDriver {
   /// Makes sure that pending work is done even if no thread waits for it. Starts the first own thread if needed. Wakes
   /// the thread that sleeps in the loop only if that thread would sleep for too long.
   void provide_progress();
-  /// The same for a caller that has added no work: does not wake the thread that sleeps in the loop.
-  void provide_driver();
 
   /// Queues a callback. It runs soon, without the lock, on any thread that uses the driver.
   void add_callback(std::function<void()> callback) { callbacks_.push_back(std::move(callback)); }
@@ -134,6 +133,7 @@ class LoopDriver {
     bool may_drive = true;  ///< no other thread has driven the loop during the last nap
   };
 
+  void provide_driver();
   bool take_over();
   bool take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
   bool park(Lock& lock, Duration max_sleep);
@@ -148,12 +148,12 @@ class LoopDriver {
   size_t queued_tasks() const { return tasks_.size() - next_task_; }
   bool task_ready() const { return queued_tasks() > 0 && running_ < options_.max_tasks; }
 
-  Client& client_;
+  Delegate& delegate_;
   const Options options_;
-  std::mutex mutex_;  ///< guards all fields below, and the client
+  std::mutex mutex_;  ///< guards all fields below, and the delegate
   std::unique_ptr<Loop> loop_;
   DrivenBy driven_by_ = DrivenBy::kNoThread;
-  const Fd taken_over_;                ///< wakes an own thread from its sleep in the loop; empty: none was left
+  const Fd taken_over_;                ///< an eventfd that wakes an own thread from its sleep in the loop
   bool parked_ = false;                ///< true while the thread that drives the loop sleeps
   TimePoint parked_until_;             ///< the end of that sleep
   uint64_t drives_ = 0;                ///< how often a thread has begun to drive or poll the loop

@@ -231,7 +231,7 @@ Result<> Client::handle_answer(Callee& callee, ParsedMessage& answer) {
   MUSTER_ASSIGN(const CallPtr call, callee.calls.on_answer(answer.header.id));
   if (kind == Kind::kError) {
     MUSTER_ASSIGN(CallError error, parse_error(answer.message));
-    if (error.error.rank == kNoRank) error.error.rank = callee.record.worker.id;
+    error.error.rank = callee.record.worker.id;
     if (call) finish(*call, tl::unexpected(std::move(error)));
   } else if (call) {
     finish(*call, std::move(answer.message));

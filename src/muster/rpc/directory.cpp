@@ -58,12 +58,12 @@ Result<WorkerRecord> parse_worker_record(ByteView bytes) {
   Reader in(bytes);
   MUSTER_ASSIGN(const auto version, in.get<uint8_t>());
   if (version != kVersion) {
-    return muster::fail(ErrorCode::kMismatch,
-                        fmt::format("a worker runs another version of muster (record {}, here {})", version, kVersion));
+    return fail(ErrorCode::kMismatch,
+                fmt::format("a worker runs another version of muster (record {}, here {})", version, kVersion));
   }
   WorkerRecord record;
   MUSTER_ASSIGN(record.worker.id, in.get<int32_t>());
-  if (record.worker.id < 0) return muster::fail(ErrorCode::kProtocol, "a worker's record has a negative id");
+  if (record.worker.id < 0) return fail(ErrorCode::kProtocol, "a worker's record has a negative id");
   MUSTER_ASSIGN(record.worker.name, in.get_string());
   MUSTER_ASSIGN(record.host, in.get_string());
   MUSTER_ASSIGN(record.process.pid, in.get<int32_t>());
@@ -97,7 +97,7 @@ Result<> Directory::join(const WorkerRecord& self, const Deadline& deadline) {
     MUSTER_ASSIGN(const WorkerRecord other, parse_worker_record(present));
     MUSTER_ASSIGN(const bool alive, answers(other));
     if (alive) {
-      return muster::fail(
+      return fail(
           ErrorCode::kAlreadyExists,
           fmt::format("the name \"{}\" belongs to {}: each worker needs a name of its own", name, other.to_string()));
     }

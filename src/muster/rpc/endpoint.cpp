@@ -43,7 +43,7 @@ Result<> check_options(const EndpointOptions& options) {
 
 /// The agent over muster's own links: one end of all calls of this process. The client makes calls, the server runs
 /// them; both use one link table and one driver, whose lock guards everything.
-class Endpoint final : public Agent, private LoopDriver::Client {
+class Endpoint final : public Agent, private LoopDriver::Delegate {
  public:
   static Result<std::shared_ptr<Endpoint>> start(std::shared_ptr<Store> store, EndpointOptions options) {
     const Deadline deadline = Deadline::after(options.timeout);
@@ -96,7 +96,6 @@ class Endpoint final : public Agent, private LoopDriver::Client {
     LoopDriver::Lock lock = driver_.lock();
     driver_.wait_until(
         lock, [&] { return state.done(); }, deadline);
-    driver_.provide_driver();
     driver_.run_callbacks(lock);
   }
 
@@ -148,7 +147,7 @@ class Endpoint final : public Agent, private LoopDriver::Client {
     server_.emplace(driver_, *links_, functions_, options_);
     links_->set_events(
         {.linked = [this](Rank rank, LinkTable::Side side, Link& link) { on_linked(rank, side, link); },
-         .lost = [this](Rank rank, const Error& why) { on_incomplete_link_lost(rank, why); },
+         .lost = [this](Rank rank, const Error& why) { on_lost(rank, why); },
          .dial_failed = [this](Rank rank, const Error& why) { return client_->on_dial_failed(rank, why); },
          .died = [this](Rank rank, const Error& why) { on_died(rank, why); },
          .replaced = [this](Rank rank) { server_->on_lost(rank); }});
@@ -160,9 +159,7 @@ class Endpoint final : public Agent, private LoopDriver::Client {
   static void release(Endpoint* endpoint) {
     if (getpid() != endpoint->self_.process.pid) return;
     if (endpoint->driver_.on_own_thread()) {
-      return log(LogLevel::kWarning,
-                 "the last reference to an RPC endpoint was dropped by a function that it ran: call "
-                 "shutdown() first");
+      return log(LogLevel::kWarning, "an RPC endpoint was dropped on a thread of its own: call shutdown() first");
     }
     (void)endpoint->shutdown(Deadline::after(Duration::zero()));
     delete endpoint;
@@ -211,8 +208,8 @@ class Endpoint final : public Agent, private LoopDriver::Client {
     }
   }
 
-  /// The channels notice the end of a complete link. This is for a link of which a subflow is missing.
-  void on_incomplete_link_lost(Rank rank, const Error& why) {
+  /// A link has ended, or a subflow of an incomplete one. The channel of a complete link notices its end by itself.
+  void on_lost(Rank rank, const Error& why) {
     driver_.loop().post([this, rank, why] {
       if (client_->is_dialing(rank)) client_->on_lost(rank, why);
     });
@@ -241,7 +238,7 @@ class Endpoint final : public Agent, private LoopDriver::Client {
     driver_.close_loop();
   }
 
-  // LoopDriver::Client
+  // LoopDriver::Delegate
   bool has_work() const override { return true; }
   void expire() override { client_->expire(); }
   TimePoint next_deadline() const override { return client_->next_deadline(); }
@@ -253,7 +250,7 @@ class Endpoint final : public Agent, private LoopDriver::Client {
   FunctionTable functions_;
   LoopDriver driver_;  ///< its lock guards the fields below
   std::optional<LinkTable> links_;
-  std::optional<rpc::Client> client_;
+  std::optional<Client> client_;
   std::optional<Server> server_;
   bool joined_ = false, closed_ = false;
 };

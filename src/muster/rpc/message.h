@@ -22,7 +22,6 @@ class Buffer {
   uint8_t* data() const { return data_; }
   size_t size() const { return bytes_; }
   ByteView view() const { return {data_, bytes_}; }
-  const std::shared_ptr<void>& owner() const { return owner_; }
 
  private:
   std::shared_ptr<void> owner_;
@@ -30,8 +29,9 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-/// The arguments or the result of a call. This layer does not look inside. `segments` are never copied into a message
-/// on the sending side, so memory in them must not change until the call has ended.
+/// The arguments or the result of a call. This layer does not look inside. `segments` are sent from where they are, so
+/// their memory must not change until the call has ended. If the call timed out or was canceled, it must not change
+/// until the owner of the buffer has been released, because the bytes may still be on their way.
 struct Message {
   Bytes head;
   std::vector<Buffer> segments;

@@ -30,7 +30,7 @@ CallPtr PeerCalls::next() {
 Result<CallPtr> PeerCalls::on_answer(uint64_t id) {
   const auto found = in_flight_.find(id);
   if (found == in_flight_.end()) {
-    return muster::fail(ErrorCode::kProtocol, fmt::format("an answer to request {}, which waits for none", id));
+    return fail(ErrorCode::kProtocol, fmt::format("an answer to request {}, which waits for none", id));
   }
   CallPtr call = std::move(found->second.call);
   bytes_ -= found->second.bytes;

@@ -9,8 +9,7 @@
 namespace muster::rpc {
 namespace {
 
-/// The most requests of one caller that have no result. More than a caller may send, because it may forget calls that
-/// have timed out.
+/// The most requests of one caller that have no result: twice as many as muster's own client sends.
 constexpr size_t kMaxServing = 2 * kMaxCallsInFlight;
 constexpr uint64_t kMaxTimeoutUs = uint64_t{365} * 86'400 * 1'000'000;
 
@@ -54,11 +53,10 @@ class Server::RemoteCall final : public ServedCall {
         one_way((header.flags & kOneWay) != 0),
         retry_((header.flags & kRetry) != 0) {}
 
-  void begin() { request_.canceled_ = std::shared_ptr<const std::atomic<bool>>(shared_from_this(), &canceled_); }
   void cancel() { canceled_.store(true, std::memory_order_relaxed); }
 
   void run() override {
-    if (request_.canceled() || request_.deadline.passed()) {
+    if (canceled_.load(std::memory_order_relaxed) || request_.deadline.passed()) {
       return refuse(ErrorCode::kAborted, "the caller stopped waiting before the function began");
     }
     if (retry_ && !server_.functions_.is_idempotent(request_.function)) {
@@ -68,6 +66,7 @@ class Server::RemoteCall final : public ServedCall {
                                 request_.function));
     }
     if (one_way) server_.acknowledge(*this);
+    request_.canceled_ = std::shared_ptr<const std::atomic<bool>>(shared_from_this(), &canceled_);
     run_function();
   }
 
@@ -77,10 +76,7 @@ class Server::RemoteCall final : public ServedCall {
 
  private:
   void send(CallResult result) override { server_.finish(*this, std::move(result)); }
-  void refuse(ErrorCode code, std::string why) {
-    request_.canceled_ = nullptr;  // it refers to this object
-    finish(tl::unexpected(local_error(code, std::move(why))));
-  }
+  void refuse(ErrorCode code, std::string why) { finish(tl::unexpected(local_error(code, std::move(why)))); }
 
   const bool retry_;
   std::atomic<bool> canceled_ = false;
@@ -129,9 +125,13 @@ void Server::on_lost(Rank rank) {
   callers_.erase(found);
 }
 
+void Server::cancel_calls(Caller& caller) {
+  for (const auto& [id, call] : caller.serving) call->cancel();
+}
+
 /// Its calls refer to the caller, so they are removed from it.
 void Server::drop(Caller& caller) {
-  for (const auto& [id, call] : caller.serving) call->cancel();
+  cancel_calls(caller);
   caller.serving.clear();
   caller.channel.reset();
 }
@@ -165,8 +165,7 @@ Result<> Server::on_hello(Caller& caller, const ParsedMessage& hello) {
   }
   if (hello.header.flags != kWireVersion) {
     return fail(ErrorCode::kMismatch,
-                fmt::format("speaks version {} of RPC, this worker version {}; install one muster "
-                            "everywhere",
+                fmt::format("speaks version {} of RPC, this worker version {}; install one muster everywhere",
                             hello.header.flags, kWireVersion));
   }
   Reader process(hello.message.head);
@@ -194,7 +193,6 @@ Result<> Server::on_request(const std::shared_ptr<Caller>& caller, ParsedMessage
   const std::chrono::microseconds timeout(std::min(header.timeout_us, kMaxTimeoutUs));
   Request request{caller->worker, std::string(message.name), std::move(message.message), Deadline::after(timeout), {}};
   const auto call = std::make_shared<RemoteCall>(*this, std::move(request), caller, header);
-  call->begin();
   caller->serving.emplace(call->id, call);
   ++running_;
   driver_.add_task(std::shared_ptr<LoopDriver::Task>(call));
@@ -256,9 +254,7 @@ bool Server::is_idle() const {
 }
 
 void Server::cancel_calls() {
-  for (const auto& [rank, caller] : callers_) {
-    for (const auto& [id, call] : caller->serving) call->cancel();
-  }
+  for (const auto& [rank, caller] : callers_) cancel_calls(*caller);
 }
 
 void Server::close() {

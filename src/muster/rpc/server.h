@@ -47,6 +47,7 @@ class Server {
   class SelfCall;
   using ServedPtr = std::shared_ptr<RemoteCall>;
 
+  static void cancel_calls(Caller& caller);
   static void drop(Caller& caller);
   void on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message);
   Result<> handle_message(const std::shared_ptr<Caller>& caller, ParsedMessage& message);

@@ -16,7 +16,6 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <cstring>
 
 namespace muster::rpc {
@@ -25,7 +24,7 @@ namespace {
 bool is_kind(Kind kind) { return kind >= Kind::kHello && kind <= Kind::kStarted; }
 
 tl::unexpected<Error> invalid(const std::string& what) {
-  return muster::fail(ErrorCode::kProtocol, "an RPC message is invalid: " + what);
+  return fail(ErrorCode::kProtocol, "an RPC message is invalid: " + what);
 }
 
 template <class T>
@@ -166,18 +165,17 @@ Result<CallError> parse_error(const Message& message) {
 
 Result<> check_message(std::string_view name, const Message& message, uint64_t max_bytes) {
   if (name.empty() || name.size() > kMaxNameBytes) {
-    return muster::fail(ErrorCode::kInvalidArgument,
-                        fmt::format("a name must have 1 to {} bytes, got {}", kMaxNameBytes, name.size()));
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a name must have 1 to {} bytes, got {}", kMaxNameBytes, name.size()));
   }
   if (message.segments.size() > kMaxSegments) {
-    return muster::fail(ErrorCode::kInvalidArgument,
-                        fmt::format("a message has at most {} segments, got {}: join small tensors", kMaxSegments,
-                                    message.segments.size()));
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a message has at most {} segments, got {}: join small tensors", kMaxSegments,
+                            message.segments.size()));
   }
   if (message.bytes() > max_bytes) {
-    return muster::fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("a message of {} is over the cap of {}", format_bytes(message.bytes()), format_bytes(max_bytes)));
+    return fail(ErrorCode::kInvalidArgument, fmt::format("a message of {} is over the cap of {}",
+                                                         format_bytes(message.bytes()), format_bytes(max_bytes)));
   }
   return {};
 }

@@ -19,9 +19,8 @@ enum class Kind : uint8_t {
 
 /// Flags of a request.
 inline constexpr uint8_t kOneWay = 1;
-inline constexpr uint8_t kRetry = 2;       ///< sent before, on a link that broke
-inline constexpr uint8_t kIdempotent = 4;  ///< may be sent again
-inline constexpr uint8_t kAllFlags = kOneWay | kRetry | kIdempotent;
+inline constexpr uint8_t kRetry = 2;  ///< sent before, on a link that broke
+inline constexpr uint8_t kAllFlags = kOneWay | kRetry;
 
 inline constexpr uint8_t kWireVersion = 1;
 inline constexpr size_t kMaxNameBytes = 1024;

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "muster/base/clock.h"
-#include "muster/transport/links/link_table.h"
 #include "muster/group/p2p/incoming.h"
 #include "muster/group/p2p/outgoing.h"
 #include "muster/io/loop_driver.h"
+#include "muster/transport/links/link_table.h"
 
 namespace muster {
 
@@ -29,7 +29,9 @@ inline constexpr Duration kDrainTime = std::chrono::seconds(10);
 ///
 /// It has many fields and private functions, one for each kind of event: an event of one peer may end operations of any
 /// other peer, so they share all state.
-class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P2pEngine>, private LoopDriver::Client {
+class P2pEngine final : public WorkDriver,
+                        public std::enable_shared_from_this<P2pEngine>,
+                        private LoopDriver::Delegate {
  public:
   /// Called once, without a lock held, after `why` has ended all operations.
   using FailureHandler = std::function<void(const Error& why)>;
@@ -72,7 +74,7 @@ class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P
 
   P2pEngine(LinkIdentity self, int tcp_streams, std::unique_ptr<Loop> loop);
 
-  // LoopDriver::Client
+  // LoopDriver::Delegate
   bool has_work() const override { return !failure_ && (!pending_.empty() || copies_ > 0); }
   void expire() override;
   TimePoint next_deadline() const override { return next_deadline_; }
@@ -97,7 +99,7 @@ class P2pEngine final : public WorkDriver, public std::enable_shared_from_this<P
   void time_out(const MessagePtr& operation);
 
   const LinkIdentity self_;
-  LoopDriver driver_;                ///< its lock guards all fields below
+  LoopDriver driver_;               ///< its lock guards all fields below
   std::optional<LinkTable> links_;  ///< empty after close()
   MessageMatcher matcher_;
   std::unordered_map<Rank, std::unique_ptr<OutgoingMessages>> outgoing_;
