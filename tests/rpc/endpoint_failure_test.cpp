@@ -196,6 +196,32 @@ TEST_F(RpcFailure, AFunctionMustNotShutItsWorkerDown) {
             "a function that another worker calls must not shut its worker down");
 }
 
+TEST_F(RpcFailure, SeveralThreadsMayShutDown) {
+  const auto a = start("a"), b = start("b");
+  const auto gate = std::make_shared<std::latch>(1);
+  std::latch started(1);
+  ASSERT_TRUE(b->add_function("sleeps",
+                              [&started, gate](Request, Responder responder) {
+                                started.count_down();
+                                gate->wait();
+                                responder.reply({});
+                              },
+                              {}));
+  const Future future = a->call("b", "sleeps", {}, {});
+  started.wait();
+  std::latch together(3);
+  std::vector<std::thread> threads;
+  for (int i = 1; i <= 3; ++i) {
+    threads.emplace_back([&, i] {
+      together.arrive_and_wait();
+      (void)b->shutdown(Deadline::after(i * 50ms));
+    });
+  }
+  (void)error_of(future);
+  gate->count_down();
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_F(RpcFailure, InvalidOptionsAreRefused) {
   const auto refused = [this](const std::function<void(EndpointOptions&)>& change) {
     auto options = options_for("x", "shm,tcp");

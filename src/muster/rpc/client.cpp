@@ -57,6 +57,7 @@ void Client::send_waiting(Callee& callee) {
     links_.monitor_process(callee.record.worker.id);
     return;
   }
+  if (!callee.channel->link().is_open()) return;  // on_lost() follows
   if (callee.calls.in_flight() == 0) callee.last_heard = steady_clock().now();
   while (const CallPtr call = callee.calls.next()) send(callee, *call);
   callee.channel->flush();

@@ -120,10 +120,14 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     if (driver_.on_own_thread()) {
       return fail(ErrorCode::kInvalidArgument, "a function that another worker calls must not shut its worker down");
     }
+    if (getpid() != self_.process.pid) {
+      return fail(ErrorCode::kInvalidArgument, "a forked child must not shut down the worker of its parent");
+    }
     LoopDriver::Lock lock = driver_.lock();
-    if (closed_) return {};
     const auto idle = [this] { return !client_->has_pending() && server_->is_idle(); };
-    driver_.wait_until(lock, idle, deadline);
+    driver_.wait_until(
+        lock, [&] { return closed_ || idle(); }, deadline);
+    if (closed_) return {};  // by another thread
     const bool drained = idle();
     close(lock);
     if (drained) return {};
@@ -222,6 +226,7 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
 
   void close(LoopDriver::Lock& lock) {
     closed_ = true;
+    driver_.notify();  // other threads in shutdown()
     if (joined_) {
       lock.unlock();  // the store may have to be asked over the network
       (void)directory_->leave(self_, Deadline::after(kLeaveTime));
