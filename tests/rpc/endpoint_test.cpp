@@ -178,6 +178,24 @@ TEST_P(RpcEndpoint, RunsCallbacks) {
   EXPECT_TRUE(at_once);
 }
 
+TEST_P(RpcEndpoint, ResultsArriveThatWereSentBeforeTheWorkerLeft) {
+  for (int round = 0; round < 40; ++round) {
+    constexpr int kCalls = 50;
+    const std::string name = "c" + std::to_string(round);
+    const auto leaving = test::start(store_, options_for(name, GetParam()));
+    std::atomic<int> begun = 0;
+    add(leaving, "count", [&](Request request, Responder responder) {
+      ++begun;
+      responder.reply(std::move(request.arguments));
+    });
+    std::vector<Future> futures;
+    for (int i = 0; i < kCalls; ++i) futures.push_back(a_->call(name, "count", text(std::to_string(i)), {}));
+    while (begun < kCalls) std::this_thread::yield();
+    EXPECT_TRUE(leaving->shutdown(Deadline::after(kPatience)));
+    for (int i = 0; i < kCalls; ++i) EXPECT_EQ(text(result_of(futures[i])), std::to_string(i));
+  }
+}
+
 TEST_P(RpcEndpoint, ListsTheWorkersAndMeetsThem) {
   const auto workers = a_->workers(Deadline::after(kPatience));
   ASSERT_TRUE(workers) << workers.error().to_string();

@@ -57,7 +57,7 @@ void Channel::on_batch_header() {
 }
 
 void Channel::handle_messages() {
-  while (!unread_.empty() && link_.is_open()) {
+  while (!unread_.empty() && !closed_) {
     Result<ParsedMessage> parsed = parse_message(unread_, max_bytes_);
     if (!parsed) return reject(parsed.error());
     if (!parsed->long_parts.empty()) return receive_long_parts(std::move(*parsed));
@@ -94,8 +94,13 @@ void Channel::reject(const Error& why) {
   Error error = why;
   error.message = fmt::format("{}: {}", link_.peer().to_string(), why.message);
   error.rank = link_.peer().rank;
-  link_.close(error);
+  close(error);
   read_batch();  // which calls ended_
+}
+
+void Channel::close(const Error& why) {
+  closed_ = true;
+  link_.close(why);
 }
 
 }  // namespace muster::rpc

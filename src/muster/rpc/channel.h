@@ -36,6 +36,8 @@ class Channel {
   /// True if everything was handed to the transport.
   bool is_idle() const { return batch_.empty() && sent_.empty(); }
   Link& link() { return link_; }
+  /// Closes the link. Messages that have arrived are not handled any more, unlike those of a peer that has left.
+  void close(const Error& why);
 
  private:
   static constexpr size_t kFlushBytes = size_t{32} << 10;
@@ -65,6 +67,7 @@ class Channel {
   std::array<uint8_t, kBatchHeaderBytes> header_{};
   Bytes input_;            ///< the batch that is being read
   ByteView unread_;        ///< the part of input_ that was not handled yet
+  bool closed_ = false;    ///< by this process
   ParsedMessage partial_;  ///< the message whose long parts are being received
 };
 

@@ -218,7 +218,7 @@ void Client::on_linked(Rank rank, Link& link) {
 void Client::on_answer(Callee& callee, ParsedMessage answer) {
   callee.last_heard = steady_clock().now();
   if (const Result<> handled = handle_answer(callee, answer); !handled) {
-    return callee.channel->link().close(handled.error());
+    return callee.channel->close(handled.error());
   }
   send_waiting(callee);
 }

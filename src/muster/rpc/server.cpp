@@ -143,7 +143,7 @@ void Server::on_message(const std::shared_ptr<Caller>& caller, ParsedMessage mes
     Link& link = caller->channel->link();
     Error why = handled.error();
     why.message = fmt::format("{} {}", link.peer().to_string(), why.message);
-    link.close(why);
+    caller->channel->close(why);
   }
 }
 
