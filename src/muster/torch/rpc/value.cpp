@@ -1,0 +1,182 @@
+// The format of arguments and results, in the head and the segments of a message:
+//
+//   value  := tag:u8 body
+//   body   := (none, false, true) nothing | (int) i64 | (float) f64 | (string, bytes, object) length:u32 byte[length]
+//           | (list, tuple) count:u32 value[count] | (dict) count:u32 { key:value value }[count]
+//           | (tensor) dtype:u8 dims:u8 requires_grad:u8 zero:u8 segment:u32 size:i64[dims]
+//
+// Strings are UTF-8. A tensor's elements are one segment, in C order. Its dtype is a c10::ScalarType. Little-endian.
+// The arguments of a call are a list of two values: a tuple of those by position, and a dict of those by name.
+#include "muster/torch/rpc/value.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "muster/torch/exception.h"
+#include "muster/torch/tensor.h"
+
+namespace muster::rpc {
+namespace {
+
+struct TensorHeader {
+  uint8_t scalar_type;
+  uint8_t dims;
+  uint8_t requires_grad;
+  uint8_t zero;
+  uint32_t segment;
+};
+constexpr size_t kMaxDims = 64;
+
+[[noreturn]] void reject(const std::string& what) {
+  throw_error(Error{ErrorCode::kProtocol, "a value of an RPC message is invalid: " + what});
+}
+
+/// The elements of the tensor in a row, and the memory that they lie in.
+Buffer elements_of(const at::Tensor& tensor) {
+  // The storage and not the tensor, because a tensor may belong to a Python object: dropping it would take the GIL.
+  auto owner = std::make_shared<c10::Storage>(tensor.storage());
+  return {std::move(owner), tensor.data_ptr(), tensor.nbytes()};
+}
+
+}  // namespace
+
+const char* name(Tag tag) {
+  static constexpr const char* kNames[] = {"None",  "a bool", "a bool",  "an int", "a float",  "a string",
+                                           "bytes", "a list", "a tuple", "a dict", "a tensor", "a Python object"};
+  return kNames[static_cast<size_t>(tag)];
+}
+
+// ---- writing
+
+void ValueWriter::put_raw(const void* data, size_t bytes) {
+  const auto* const from = static_cast<const uint8_t*>(data);
+  head_.insert(head_.end(), from, from + bytes);
+}
+
+void ValueWriter::put_int(int64_t value) {
+  put(Tag::kInt);
+  put_raw(&value, sizeof value);
+}
+
+void ValueWriter::put_float(double value) {
+  put(Tag::kFloat);
+  put_raw(&value, sizeof value);
+}
+
+void ValueWriter::put_bytes(Tag tag, std::string_view bytes) {
+  begin(tag, bytes.size());
+  put_raw(bytes.data(), bytes.size());
+}
+
+void ValueWriter::begin(Tag tag, size_t count) {
+  if (count > std::numeric_limits<uint32_t>::max()) {
+    throw_error(Error{ErrorCode::kInvalidArgument, c10::str(name(tag), " of ", count, " parts is too long to send")});
+  }
+  put(tag);
+  const auto number = static_cast<uint32_t>(count);
+  put_raw(&number, sizeof number);
+}
+
+void ValueWriter::put_tensor(const at::Tensor& tensor) {
+  value_or_throw(check_sendable(tensor));
+  const at::Tensor plain = is_plain(tensor) ? tensor : tensor.detach().resolve_conj().resolve_neg().contiguous();
+  if (tensor.dim() > static_cast<int64_t>(kMaxDims)) {
+    throw_error(Error{ErrorCode::kInvalidArgument, c10::str("a tensor of ", tensor.dim(), " dimensions is too deep")});
+  }
+  put(Tag::kTensor);
+  const TensorHeader header{static_cast<uint8_t>(tensor.scalar_type()), static_cast<uint8_t>(tensor.dim()),
+                            static_cast<uint8_t>(tensor.requires_grad()), 0, static_cast<uint32_t>(segments_.size())};
+  put_raw(&header, sizeof header);
+  put_raw(tensor.sizes().data(), tensor.sizes().size() * sizeof(int64_t));
+  segments_.push_back(elements_of(plain));
+}
+
+Message ValueWriter::take() {
+  Message message{std::move(head_), std::move(segments_)};
+  head_.clear();
+  segments_.clear();
+  return message;
+}
+
+// ---- reading
+
+template <class T>
+T ValueReader::take() {
+  T value;
+  const std::string_view bytes = take_bytes(sizeof value);
+  std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
+
+std::string_view ValueReader::take_bytes(size_t count) {
+  if (rest_.size() < count) reject("it is cut off");
+  const std::string_view bytes{reinterpret_cast<const char*>(rest_.data()), count};
+  rest_ = rest_.subspan(count);
+  return bytes;
+}
+
+Tag ValueReader::peek() const {
+  if (rest_.empty()) reject("it is cut off");
+  if (rest_.front() > static_cast<uint8_t>(Tag::kObject)) reject(c10::str("tag ", static_cast<int>(rest_.front())));
+  return static_cast<Tag>(rest_.front());
+}
+
+Tag ValueReader::next() {
+  const Tag tag = peek();
+  rest_ = rest_.subspan(1);
+  return tag;
+}
+
+void ValueReader::expect(Tag tag) {
+  const Tag found = next();
+  if (found == tag) return;
+  throw_error(Error{ErrorCode::kInvalidArgument, c10::str("expected ", name(tag), ", got ", name(found))});
+}
+
+int64_t ValueReader::int_value() { return take<int64_t>(); }
+double ValueReader::float_value() { return take<double>(); }
+std::string_view ValueReader::bytes_value() { return take_bytes(take<uint32_t>()); }
+
+/// Every value has at least one byte, so a count cannot make a reader reserve more memory than the message has.
+size_t ValueReader::count() {
+  const auto count = take<uint32_t>();
+  if (count > rest_.size()) reject(c10::str(count, " values in ", rest_.size(), " bytes"));
+  return count;
+}
+
+at::Tensor ValueReader::tensor_value() {
+  const auto header = take<TensorHeader>();
+  if (header.dims > kMaxDims || header.zero != 0 || header.segment >= segments_.size()) reject("a tensor's header");
+  const auto type = static_cast<c10::ScalarType>(header.scalar_type);
+  if (!dtype_of(type)) reject(c10::str("a tensor of type ", static_cast<int>(header.scalar_type)));
+  c10::SmallVector<int64_t, 8> sizes;
+  const Buffer& elements = segments_[header.segment];
+  // The product of the sizes may not be larger than the segment, unless one of them is 0.
+  uint64_t count = 1;
+  bool empty = false;
+  for (int dim = 0; dim < header.dims; ++dim) {
+    const auto size = take<int64_t>();
+    if (size < 0 || __builtin_mul_overflow(count, std::max<uint64_t>(size, 1), &count)) reject("a tensor's sizes");
+    empty = empty || size == 0;
+    sizes.push_back(size);
+  }
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(empty ? 0 : count, c10::elementSize(type), &bytes) || bytes != elements.size() ||
+      count > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    reject(c10::str("a tensor of ", bytes, " bytes in a segment of ", elements.size()));
+  }
+  at::Tensor tensor = at::from_blob(
+      elements.data(), sizes, [elements](void*) {}, at::TensorOptions(type));
+  if (header.requires_grad != 0 && (at::isFloatingType(type) || at::isComplexType(type))) tensor.requires_grad_();
+  return tensor;
+}
+
+void ValueReader::finish() const {
+  if (!rest_.empty()) reject(c10::str(rest_.size(), " bytes after its end"));
+}
+
+}  // namespace muster::rpc
