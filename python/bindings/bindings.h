@@ -19,6 +19,7 @@ void bind_optim(py::module_& module);
 /// Also installs the call-site probe, so that each call records its call site.
 void bind_recorder(py::module_& module);
 void bind_reducer(py::module_& module);
+void bind_rpc(py::module_& module);
 /// Binds the reports of a reducer's steps.
 void bind_step(py::module_& module);
 void bind_store(py::module_& module);

@@ -15,5 +15,6 @@ PYBIND11_MODULE(_C, module) {
   muster::python::bind_optim(module);
   muster::python::bind_recorder(module);
   muster::python::bind_reducer(module);
+  muster::python::bind_rpc(module);
   muster::python::bind_step(module);
 }

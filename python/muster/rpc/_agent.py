@@ -1,0 +1,225 @@
+"""The worker that this process is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import util
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from muster import _C
+from muster.rpc import _functions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch.distributed import Store
+
+_LONGEST = 365 * 86_400.0  # seconds, of a wait without a limit
+_LAST_WAIT = 2.0  # for workers that have left already, but not yet this process's store
+
+_log = logging.getLogger("muster.rpc")
+
+
+class WorkerInfo(NamedTuple):
+    """A worker. Its id is a number that no other worker of the job had before."""
+
+    name: str
+    id: int
+
+
+@dataclass
+class Options:
+    """Options of a worker: `rpc_backend_options=` of init_rpc(). Times are in seconds.
+
+    rpc_timeout: of a call that names none; 0 is none.
+    init_method: where the workers meet if `muster run` did not start them, as in torch.distributed.
+    num_worker_threads: functions that run here at a time. A function that waits for a call does not count.
+    join_timeout: of init_rpc().
+    transports: which may be used, best first: "shm,tcp" (MUSTER_TRANSPORT).
+    interface: where to listen, by name or address (MUSTER_INTERFACE).
+    group: workers of different groups do not see each other.
+    """
+
+    rpc_timeout: float = 60.0
+    init_method: str = "env://"
+    num_worker_threads: int = 16
+    join_timeout: float = 300.0
+    transports: str | None = None
+    interface: str | None = None
+    group: str = "rpc"
+
+
+class _Worker(NamedTuple):
+    agent: _C.RpcAgent
+    world_size: int | None
+    timeout: float
+    pid: int
+    own_store: Store | None  # where the workers have met, if one of them serves it
+
+
+_lock = threading.Lock()
+_worker: _Worker | None = None
+
+
+def init_rpc(
+    name: str,
+    backend: object = None,
+    rank: int = -1,
+    world_size: int | None = None,
+    rpc_backend_options: Any = None,
+    *,
+    store: Store | None = None,
+    allow: str | Iterable[str] = (),
+    allow_pickle: bool = False,
+) -> None:
+    """Makes this process a worker that others call by `name`, and that can call them. Waits until `world_size` workers
+    have joined.
+
+    rank, world_size: by default those of `muster run`, or none: then the worker waits for no others, and workers may
+        come and go at any time.
+    rpc_backend_options: an Options, or torch's.
+    store: where the workers meet; by default the job's own store, or the one at `init_method`.
+    allow: what others may call here, in addition to the default (allow()).
+    allow_pickle: unpickle everything that arrives, so that lambdas, methods and all classes can travel, if pickle can
+        write them. Then each worker can run any code in this one. It is logged.
+
+    Raises ValueError if this process is a worker already, muster.Error if a living worker has the name, and
+    muster.TimeoutError if workers are missing.
+    """
+    if backend is not None and str(backend).lower() not in ("muster", "tensorpipe", "backendtype.tensorpipe"):
+        raise ValueError(f"muster.rpc has no backend {backend!r}")
+    if is_initialized():
+        raise ValueError(f"this process is the worker {current().agent.name!r} already: call shutdown() first")
+    options = _options_of(rpc_backend_options)
+    launched = store is None and "MUSTER_STORE" in os.environ
+    if launched and world_size is None and rank < 0:
+        world_size = int(os.environ["WORLD_SIZE"])
+    own_store = None
+    if not launched and store is None:
+        store, world_size = own_store, _ = _rendezvous(options.init_method, rank, world_size)
+    with _lock:
+        global _worker
+        _functions.allow(allow)
+        _functions.allow_all(allow_pickle)
+        if allow_pickle:
+            _log.warning("allow_pickle=True: each worker of this job can run any code in worker %r", name)
+        agent = _C.rpc_join(
+            store=store,
+            name=name,
+            group=options.group,
+            transports=options.transports,
+            interface=options.interface,
+            max_handlers=options.num_worker_threads,
+            timeout=options.join_timeout,
+        )
+        _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store)
+        from muster.rpc import _leaving
+
+        _leaving.reset()
+        util.Finalize(None, _leave, args=(agent, os.getpid()), exitpriority=0)
+    if world_size is not None:
+        try:
+            agent.barrier("joined", world_size, options.join_timeout)
+        except BaseException:
+            _leave(agent, os.getpid())
+            raise
+
+
+def _options_of(given: Any) -> Options:
+    """From torch's options, what has a meaning here."""
+    if given is None or isinstance(given, Options):
+        return given or Options()
+    if not hasattr(given, "rpc_timeout"):
+        raise TypeError(f"rpc_backend_options must be muster.rpc.Options, not {given!r}")
+    options = Options(rpc_timeout=float(given.rpc_timeout), init_method=given.init_method)
+    options.num_worker_threads = int(getattr(given, "num_worker_threads", options.num_worker_threads))
+    return options
+
+
+def _rendezvous(init_method: str, rank: int, world_size: int | None) -> tuple[Store, int | None]:
+    from torch.distributed import PrefixStore, rendezvous
+
+    store, _, size = next(rendezvous(init_method, rank, -1 if world_size is None else world_size))
+    return PrefixStore("muster-rpc", store), size if world_size is None and size > 0 else world_size
+
+
+def is_initialized() -> bool:
+    return _worker is not None and _worker.pid == os.getpid()
+
+
+def current() -> _Worker:
+    worker = _worker
+    if worker is None:
+        raise RuntimeError("this process is not a worker: call muster.rpc.init_rpc() first")
+    if worker.pid != os.getpid():
+        raise RuntimeError("a forked child is not the worker that its parent is: call muster.rpc.init_rpc()")
+    return worker
+
+
+def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
+    """The worker with this name, or this worker. LookupError if there is none."""
+    worker = current()
+    own = WorkerInfo(worker.agent.name, worker.agent.id)
+    if worker_name is None or worker_name == own.name:
+        return own
+    for info in workers():
+        if info.name == worker_name:
+            return info
+    raise LookupError(f"no worker has the name {worker_name!r}")
+
+
+def workers() -> list[WorkerInfo]:
+    """The workers that are present, sorted by id."""
+    worker = current()
+    return [WorkerInfo(*each) for each in worker.agent.workers(worker.timeout or 60.0)]
+
+
+def shutdown(graceful: bool = True, timeout: float = 0) -> None:
+    """Ends this worker. Further calls to it fail.
+
+    graceful: waits until all workers have called shutdown() and their calls have ended. Without a world_size only this
+        worker's own calls, and those that it serves, are waited for.
+    timeout: of that, in seconds; 0 is none.
+    """
+    from muster.rpc import _leaving
+
+    worker = current()
+    limit = timeout or _LONGEST
+    size = worker.world_size if graceful else None
+    try:
+        if size is not None:
+            _leaving.leave_together(worker.agent.name, size, limit)
+    except BaseException:
+        _leave(worker.agent, worker.pid)
+        raise
+    _leave(worker.agent, worker.pid, limit if graceful else 0)
+    if size is not None and worker.own_store is not None:
+        _wait_for_others(worker.own_store, size)
+
+
+def _wait_for_others(store: Store, world_size: int) -> None:
+    """One of the workers serves the store, perhaps this one: it must outlive the others."""
+    with contextlib.suppress(RuntimeError):
+        count = store.add("left", 1)
+        everyone = f"all left/{(count - 1) // world_size}"  # the workers may join and leave several times
+        if count % world_size == 0:
+            store.set(everyone, "")
+        store.wait([everyone], timedelta(seconds=_LAST_WAIT))
+
+
+def _leave(agent: _C.RpcAgent, pid: int, timeout: float = 0) -> None:
+    """Also at exit: threads of the agent need the GIL, and an interpreter that shuts down kills such threads."""
+    global _worker
+    if pid != os.getpid():
+        return
+    try:
+        agent.shutdown(timeout)
+    finally:
+        with _lock:
+            if _worker is not None and _worker.agent is agent:
+                _worker = None

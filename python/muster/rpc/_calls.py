@@ -1,0 +1,98 @@
+"""Calls of functions at other workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from muster.rpc import _agent, _functions
+from muster.rpc._agent import WorkerInfo
+from muster.rpc._future import CallFuture
+from muster.rpc._serving import PICKLED_FUNCTION
+
+_UNSET_TIMEOUT = -1.0
+_LONGEST = 365 * 86_400.0
+
+
+def rpc_sync(
+    to: str | WorkerInfo,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = _UNSET_TIMEOUT,
+    *,
+    idempotent: bool = False,
+) -> Any:
+    """Calls `func(*args, **kwargs)` at the worker `to`, and returns its result.
+
+    func: a function, or the name of one that the worker has exported, which may be in C++.
+    timeout: in seconds; 0 is none. By default that of init_rpc().
+    idempotent: the function may run more than once, so the call is sent again if its connection breaks. The worker
+        must have added the function as idempotent, too, which only C++ can do.
+
+    Arguments and results may be tensors on the CPU and all values that can be pickled, of classes that may travel
+    (the module's docstring). Tensors are copied; they must not change until the call has ended.
+
+    An exception in the function is raised here, with the remote traceback as its cause. Other errors are those of
+    muster.errors: PeerLostError if the worker is lost, TimeoutError, AbortedError. They name the worker and the call.
+    """
+    return _call(to, func, args, kwargs, timeout, False, idempotent).wait()
+
+
+def rpc_async(
+    to: str | WorkerInfo,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = _UNSET_TIMEOUT,
+    *,
+    idempotent: bool = False,
+) -> CallFuture[Any]:
+    """Like rpc_sync(), but returns a future at once. All errors are in the future."""
+    return CallFuture(_call(to, func, args, kwargs, timeout, False, idempotent))
+
+
+def rpc_one_way(
+    to: str | WorkerInfo,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout: float = _UNSET_TIMEOUT,
+) -> CallFuture[None]:
+    """Like rpc_async(), but no result is sent. The future is done when the function has been started."""
+    return CallFuture(_call(to, func, args, kwargs, timeout, True, False))
+
+
+def _call(
+    to: str | WorkerInfo,
+    func: Callable[..., Any] | str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    timeout: float,
+    one_way: bool,
+    idempotent: bool,
+) -> Any:
+    worker = _agent.current()
+    name = to if isinstance(to, str) else to.name
+    function = func if isinstance(func, str) else _functions.name_of(func)
+    arguments = tuple(args)
+    if function is None:
+        if not _functions.allows_all():
+            raise ValueError(
+                f"{func!r} has no name that another worker could find: call a function that a module defines, or "
+                "start all workers with allow_pickle=True"
+            )
+        function, arguments = PICKLED_FUNCTION, (func, *arguments)
+    if timeout == _UNSET_TIMEOUT:
+        timeout = worker.timeout
+    elif timeout < 0 or math.isnan(timeout):
+        raise ValueError(f"the timeout must not be negative, got {timeout}")
+    return worker.agent.call(
+        name,
+        function,
+        [arguments, dict(kwargs) if kwargs else {}],
+        min(timeout, _LONGEST) or _LONGEST,
+        one_way,
+        idempotent,
+    )

@@ -1,0 +1,293 @@
+"""muster.rpc: futures and coroutines, and workers that come, go and die."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import forks
+import pytest
+import torch
+from conftest import Run
+from launching import Launch, free_port
+from rpc_workers import run_workers
+
+import muster
+from muster import rpc
+
+forks.preload("muster.rpc")
+
+
+@rpc.export
+def first_of(value: Any) -> Any:
+    return value
+
+
+class OwnError(Exception):
+    pass
+
+
+rpc.export(OwnError)
+
+
+# ---- futures, coroutines
+
+
+@rpc.export
+async def add_slowly(a: int, b: int) -> int:
+    await asyncio.sleep(0.01)
+    return a + b
+
+
+@rpc.export
+async def ask_others(names: list[str], value: int) -> list[int]:
+    return list(
+        await asyncio.gather(*(_await(rpc.rpc_async(name, add_slowly, (value, n))) for n, name in enumerate(names)))
+    )
+
+
+async def _await(future: rpc.Future[int]) -> int:
+    return await future
+
+
+@rpc.export
+async def fail_slowly() -> None:
+    await asyncio.sleep(0.01)
+    raise OwnError("late")
+
+
+@rpc.export
+@rpc.functions.async_execution
+def forward(to: str, value: int) -> rpc.Future[int]:
+    return rpc.rpc_async(to, first_of, (value,)).then(lambda future: future.wait() + 1)
+
+
+@rpc.export
+@rpc.functions.async_execution
+def later(kind: str) -> Any:
+    if kind == "none":
+        return 5
+    future: Any = {"torch": torch.futures.Future, "concurrent": concurrent.futures.Future, "own": rpc.Future}[kind]()
+    threading.Timer(0.02, lambda: future.set_result(kind)).start()
+    return future
+
+
+@rpc.export
+def nap(seconds: float) -> float:
+    time.sleep(seconds)  # tidy: allow(sleep) stands for work
+    return seconds
+
+
+@rpc.export
+def nested(path: list[str]) -> list[str]:
+    return [*rpc.rpc_sync(path[0], nested, (path[1:],)), rpc.get_worker_info().name] if path else []
+
+
+def _futures(rank: int) -> None:
+    if rank != 0:
+        return
+    assert rpc.rpc_sync("w1", add_slowly, (1, 2)) == 3
+    assert rpc.rpc_sync("w1", ask_others, (["w0", "w1", "w2"], 10)) == [10, 11, 12]
+    with pytest.raises(OwnError, match="late"):
+        rpc.rpc_sync("w1", fail_slowly)
+    assert rpc.rpc_sync("w1", forward, ("w2", 4)) == 5
+    assert rpc.rpc_sync("w0", forward, ("w0", 4)) == 5  # to itself
+    for kind in ("torch", "concurrent", "own"):
+        assert rpc.rpc_sync("w2", later, (kind,)) == kind
+    with pytest.raises(TypeError, match="async_execution"):
+        rpc.rpc_sync("w2", later, ("none",))
+    assert asyncio.run(_await(rpc.rpc_async("w1", nap, (0.05,)))) == 0.05
+    calls = [rpc.rpc_async("w1", nap, (0.01,)) for _ in range(20)]
+    assert [each.value() for each in rpc.collect_all(calls).wait()] == [0.01] * 20
+    seen: list[float] = []
+    chained = rpc.rpc_async("w1", nap, (0.02,)).then(lambda future: seen.append(future.value()))
+    chained.wait()
+    assert seen == [0.02]
+    with pytest.raises(ZeroDivisionError):
+        rpc.rpc_async("w1", nap, (0.0,)).then(lambda future: 1 / 0).wait()
+    with pytest.raises(RuntimeError, match="not done"):
+        rpc.rpc_async("w1", nap, (0.2,)).value()
+    assert rpc.rpc_sync("w1", nested, (["w2", "w0", "w1", "w2"],)) == ["w1", "w0", "w2", "w1"]
+    with pytest.raises(muster.TimeoutError, match='worker "w1"'):
+        rpc.rpc_sync("w1", nap, (1.0,), timeout=0.1)
+    canceled = rpc.rpc_async("w1", nap, (1.0,))
+    canceled.cancel()
+    with pytest.raises(muster.AbortedError):
+        canceled.wait()
+    assert rpc.rpc_one_way("w1", nap, (0.1,)).wait() is None
+    assert rpc.rpc_sync(rpc.get_worker_info("w2"), first_of, (3,), timeout=0) == 3
+
+
+def test_futures_and_coroutines() -> None:
+    run_workers(3, _futures)
+
+
+def _many_threads(rank: int) -> int:
+    if rank != 0:
+        return 0
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        sums = threads.map(lambda n: sum(rpc.rpc_sync("w1", first_of, (n,)) for _ in range(200)), range(8))
+        return sum(sums)
+
+
+def test_several_threads_call_at_once() -> None:
+    assert run_workers(2, _many_threads) == [200 * 28, 0]
+
+
+# ---- coming, going and dying
+
+
+_released = threading.Event()  # of this process
+
+
+@rpc.export
+def release() -> None:
+    _released.set()
+
+
+@rpc.export
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _dies_while_others_leave(rank: int) -> Any:
+    if rank == 2:
+        assert _released.wait(60)
+        die()
+    if rank == 0:
+        rpc.rpc_one_way("w2", release)
+    with pytest.raises(muster.Error, match="w2"):
+        rpc.shutdown()
+    rpc.init_rpc(f"again{rank}", store=torch.distributed.HashStore())  # run_workers() shuts it down
+
+
+def test_a_worker_that_dies_ends_the_shutdown_of_the_others() -> None:
+    run_workers(3, _dies_while_others_leave, lost=(2,))
+
+
+def _dies_in_a_call(rank: int) -> Any:
+    if rank == 2:
+        _released.wait(60)
+    if rank == 0:
+        pending = rpc.rpc_async("w2", nap, (30.0,))
+        start = time.monotonic()
+        with pytest.raises(muster.PeerLostError, match="w2"):
+            rpc.rpc_sync("w2", die)
+        with pytest.raises(muster.PeerLostError, match="w2"):
+            pending.wait()
+        assert time.monotonic() - start < 20, "the calls did not wait for their timeout"
+        rpc.rpc_sync("w1", release)  # the others live on
+    assert rank == 0 or _released.wait(60)
+    with pytest.raises(muster.Error, match="w2"):
+        rpc.shutdown()
+    rpc.init_rpc(f"again{rank}", store=torch.distributed.HashStore())
+
+
+def test_a_worker_that_dies_fails_only_its_own_calls() -> None:
+    run_workers(3, _dies_in_a_call, lost=(2,))
+
+
+def _calls_until_the_end(rank: int) -> None:
+    for _ in range(50):
+        for to in range(3):
+            rpc.rpc_async(f"w{to}", nested, ([f"w{(to + 1) % 3}", f"w{rank}"],))
+
+
+def test_shutdown_waits_for_pending_calls() -> None:
+    run_workers(3, _calls_until_the_end)
+
+
+def _comes_and_goes(rank: int) -> list[str]:
+    if rank == 1:
+        assert _released.wait(60)
+        rpc.shutdown()
+        with pytest.raises(RuntimeError, match="init_rpc"):
+            rpc.rpc_sync("w0", first_of, (1,))
+        rpc.init_rpc("w1b", store=torch.distributed.HashStore())
+        return []
+    rpc.rpc_sync("w1", release)  # waits until it has joined
+    return []
+
+
+def test_workers_come_and_go_without_a_world_size() -> None:
+    run_workers(2, _comes_and_goes, fixed=False)
+
+
+def _in_a_fork(rank: int) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            rpc.rpc_sync("w0", first_of, (1,))
+        except RuntimeError as error:
+            os._exit(7 if "forked" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    with pytest.raises(ValueError, match="already"):
+        rpc.init_rpc("second")
+
+
+def test_a_forked_child_is_told_that_it_is_no_worker() -> None:
+    run_workers(1, _in_a_fork)
+
+
+def test_wrong_arguments_of_init_rpc() -> None:
+    with pytest.raises(ValueError, match="no backend"):
+        rpc.init_rpc("w", backend="gloo")
+    with pytest.raises(TypeError, match="Options"):
+        rpc.init_rpc("w", rpc_backend_options=5)
+    with pytest.raises(RuntimeError, match="init_rpc"):
+        rpc.rpc_sync("w", first_of)
+    with pytest.raises(muster.ArgumentError, match="name"):
+        rpc.init_rpc("", store=torch.distributed.HashStore())
+    assert not rpc.is_initialized()
+
+
+# ---- launched
+
+PROGRAM = """
+import os
+import sys
+import torch
+import muster.rpc as rpc
+
+def square(x):
+    return x * x
+
+def main(rank, size):
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size)
+    assert rpc.rpc_sync(f"worker{(rank + 1) % size}", square, (rank,)) == rank * rank
+    rpc.shutdown()
+    print(f"rank {rank} is done")
+
+if __name__ == "__main__":
+    if "spawn" in sys.argv:
+        torch.multiprocessing.spawn(main, (3,), nprocs=3)
+    else:
+        main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def test_a_job_of_muster_run(launch: Launch, program: str) -> None:
+    job = launch("--nproc-per-node", "3", program)
+    assert job.finish() == 0, job.err
+    assert all(f"rank {rank} is done" in job.out for rank in range(3))
+
+
+def test_a_program_of_multiprocessing_needs_no_launcher(run: Run, program: str) -> None:
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    output = run([sys.executable, program, "spawn"], env=os.environ | environment)
+    assert sorted(output.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
