@@ -1,0 +1,284 @@
+// The functions that workers call at each other for references. Numbers are little-endian.
+//
+//   muster.ref.grant    ref:ref holder:string                     counts a grant
+//   muster.ref.release  ref:ref grants:u64                        of the caller
+//   muster.ref.renew    count:u32 { ref:ref grants:u64 }[count]   what the caller holds
+//   ref    := creator:i32 number:u64                              string := length:u32 byte[length]
+#include "muster/rpc/ref_service.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <utility>
+
+namespace muster::rpc {
+namespace {
+
+constexpr const char* kGrant = "muster.ref.grant";
+constexpr const char* kRelease = "muster.ref.release";
+constexpr const char* kRenew = "muster.ref.renew";
+/// The renewals in one lease.
+constexpr int kRenewals = 4;
+/// If a release does not arrive in this time, the lease ends what it should have ended.
+constexpr Duration kReleaseTime = 5s;
+/// References in one message of renewals.
+constexpr size_t kMaxRenewed = 1000;
+
+void put(Writer& out, const RefId& id) { out.put<int32_t>(id.creator).put(id.number); }
+Result<RefId> get_ref(Reader& in) {
+  RefId id;
+  MUSTER_ASSIGN(id.creator, in.get<int32_t>());
+  MUSTER_ASSIGN(id.number, in.get<uint64_t>());
+  return id;
+}
+
+/// Runs `body` on the arguments of a call, and replies with nothing or with its error.
+Handler handler(std::function<Result<>(const Request&, Reader&)> body) {
+  return [body = std::move(body)](Request request, Responder responder) {
+    Reader in(request.arguments.head);
+    Result<> done = body(request, in);
+    if (done) return responder.reply({});
+    responder.fail(CallError{std::move(done.error()), {}, {}});
+  };
+}
+
+}  // namespace
+
+Ref::~Ref() { service_->drop(owner_, id_); }
+
+bool Ref::is_owner() const { return owner_ == service_->self().name; }
+
+std::string Ref::to_string() const {
+  return fmt::format("reference {}.{} at worker \"{}\"", id_.creator, id_.number, owner_);
+}
+
+RefService::RefService(std::shared_ptr<Agent> agent, Options options)
+    : agent_(std::move(agent)), options_(options), owned_(agent_->self().name, options.lease) {}
+
+RefService::~RefService() { stop(); }
+
+Result<std::shared_ptr<RefService>> RefService::start(std::shared_ptr<Agent> agent, Options options) {
+  const std::shared_ptr<RefService> service(new RefService(std::move(agent), options));
+  MUSTER_TRY(service->add_functions());
+  service->leases_ =
+      std::thread([weak = std::weak_ptr(service), stop = service->stop_, interval = options.lease / kRenewals] {
+        for (std::unique_lock lock(stop->mutex);;) {
+          if (stop->changed.wait_for(lock, interval, [&] { return stop->requested; })) return;
+          lock.unlock();
+          if (const auto alive = weak.lock()) alive->keep_leases();
+          lock.lock();
+        }
+      });
+  return service;
+}
+
+Result<> RefService::add_functions() {
+  const auto guarded = [weak = weak_from_this()](auto body) {
+    return handler([weak, body](const Request& request, Reader& in) -> Result<> {
+      if (const auto alive = weak.lock()) return body(*alive, request, in);
+      return fail(ErrorCode::kAborted, "this worker has ended its references");
+    });
+  };
+  const auto grant = [](RefService& self, const Request& request, Reader& in) -> Result<> {
+    MUSTER_ASSIGN(const RefId id, get_ref(in));
+    MUSTER_ASSIGN(const std::string holder, in.get_string());
+    MUSTER_TRY(in.finish());
+    const std::lock_guard lock(self.mutex_);
+    const bool by_creator = id.creator == request.from.id;
+    return self.owned_.grant(id, holder, request.from.name, by_creator, steady_clock().now());
+  };
+  const auto release = [](RefService& self, const Request& request, Reader& in) -> Result<> {
+    MUSTER_ASSIGN(const RefId id, get_ref(in));
+    MUSTER_ASSIGN(const auto grants, in.get<uint64_t>());
+    MUSTER_TRY(in.finish());
+    std::shared_ptr<RefValue> value;  // destroyed without the lock
+    const std::lock_guard lock(self.mutex_);
+    value = self.owned_.release(id, request.from.name, grants, steady_clock().now());
+    return {};
+  };
+  const auto renew = [](RefService& self, const Request& request, Reader& in) -> Result<> {
+    MUSTER_ASSIGN(const auto count, in.get<uint32_t>());
+    for (uint32_t i = 0; i < count; ++i) {
+      MUSTER_ASSIGN(const RefId id, get_ref(in));
+      MUSTER_ASSIGN(const auto grants, in.get<uint64_t>());
+      const std::lock_guard lock(self.mutex_);
+      self.owned_.renew(id, request.from.name, grants, steady_clock().now());
+    }
+    return in.finish();
+  };
+  MUSTER_TRY(agent_->add_function(kGrant, guarded(grant), {}));
+  MUSTER_TRY(agent_->add_function(kRelease, guarded(release), {}));
+  return agent_->add_function(kRenew, guarded(renew), {.idempotent = true});
+}
+
+// ---- the owner
+
+void RefService::accept(const RefId& id, const WorkerInfo& creator) {
+  const std::lock_guard lock(mutex_);
+  owned_.create(id, creator.name, steady_clock().now());
+}
+
+void RefService::set_value(const RefId& id, std::shared_ptr<RefValue> value) {
+  std::vector<Callback> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    owned_.set_value(id, value);
+    if (const auto found = waiting_.find(id); found != waiting_.end()) {
+      callbacks = std::move(found->second);
+      waiting_.erase(found);
+    }
+  }
+  for (const auto& callback : callbacks) callback(value);
+}
+
+Error RefService::not_found(const RefId& id) const {
+  return Error{
+      ErrorCode::kNotFound,
+      fmt::format("worker \"{}\" has no reference {}.{}: nobody held it any more, or the worker was started again",
+                  self().name, id.creator, id.number)};
+}
+
+Result<std::shared_ptr<RefValue>> RefService::value(const RefId& id) {
+  const std::lock_guard lock(mutex_);
+  if (!owned_.contains(id)) return tl::unexpected(not_found(id));
+  return owned_.value(id);
+}
+
+Result<> RefService::when_ready(const RefId& id, Callback callback) {
+  MUSTER_ASSIGN(auto ready, value(id));
+  if (!ready) {
+    const std::lock_guard lock(mutex_);
+    ready = owned_.value(id);  // perhaps since
+    if (!ready) {
+      waiting_[id].push_back(std::move(callback));
+      return {};
+    }
+  }
+  callback(std::move(ready));
+  return {};
+}
+
+// ---- references
+
+RefPtr RefService::create(const std::string& owner) {
+  const std::lock_guard lock(mutex_);
+  const RefId id{self().id, ++created_};
+  if (owner == self().name) {
+    owned_.create(id, owner, steady_clock().now());
+  } else {
+    held_.receive(owner, id);
+  }
+  return RefPtr(new Ref(shared_from_this(), owner, id));
+}
+
+Result<RefPtr> RefService::receive(const std::string& owner, const RefId& id, int sender) {
+  const std::lock_guard lock(mutex_);
+  if (owner != self().name) {
+    held_.receive(owner, id);
+  } else if (owned_.contains(id) || id.creator == sender) {  // the call that creates it may be overtaken
+    owned_.create(id, owner, steady_clock().now());
+  } else {
+    return tl::unexpected(not_found(id));
+  }
+  return RefPtr(new Ref(shared_from_this(), owner, id));
+}
+
+std::vector<Future> RefService::grant(const std::vector<RefPtr>& refs, const std::string& receiver) {
+  std::vector<Future> calls;
+  for (const RefPtr& ref : refs) {
+    if (ref->owner() == receiver) continue;  // it counts the reference itself
+    if (ref->is_owner()) {
+      const std::lock_guard lock(mutex_);
+      (void)owned_.grant(ref->id(), receiver, self().name, false, steady_clock().now());  // `ref` holds it
+      continue;
+    }
+    Writer out;
+    put(out, ref->id());
+    out.put_string(receiver);
+    calls.push_back(agent_->call(ref->owner(), kGrant, Message{out.take(), {}}, {}));
+  }
+  return calls;
+}
+
+void RefService::drop(const std::string& owner, const RefId& id) {
+  std::shared_ptr<RefValue> value;  // destroyed without the lock
+  std::unique_lock lock(mutex_);
+  if (stopped_) return;
+  if (owner == self().name) {
+    value = owned_.release(id, owner, 1, steady_clock().now());
+    return lock.unlock();
+  }
+  const uint64_t grants = held_.drop_handle(owner, id);
+  lock.unlock();
+  if (grants == 0) return;
+  Writer out;
+  put(out, id);
+  out.put(grants);
+  (void)agent_->call(owner, kRelease, Message{out.take(), {}}, {.timeout = kReleaseTime});
+}
+
+// ---- leases
+
+void RefService::keep_leases() {
+  std::vector<std::shared_ptr<RefValue>> dropped;  // destroyed without the lock, as the callbacks
+  std::unordered_map<RefId, std::vector<Callback>> unused;
+  {
+    const std::lock_guard lock(mutex_);
+    dropped = owned_.expire(steady_clock().now());
+    for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
+      const auto next = std::next(waiting);
+      if (!owned_.contains(waiting->first)) unused.insert(waiting_.extract(waiting));
+      waiting = next;
+    }
+  }
+  renew_all();
+}
+
+void RefService::renew_all() {
+  std::map<std::string, std::vector<HeldRefs::Held>> owners;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& held : held_.list()) owners[held.owner].push_back(std::move(held));
+  }
+  for (const auto& [owner, refs] : owners) {
+    for (size_t begin = 0; begin < refs.size(); begin += kMaxRenewed) {
+      const size_t end = std::min(refs.size(), begin + kMaxRenewed);
+      Writer out;
+      out.put(static_cast<uint32_t>(end - begin));
+      for (size_t i = begin; i < end; ++i) {
+        put(out, refs[i].id);
+        out.put(refs[i].grants);
+      }
+      (void)agent_->call(owner, kRenew, Message{out.take(), {}},
+                         {.timeout = options_.lease / kRenewals, .idempotent = true});
+    }
+  }
+}
+
+void RefService::stop() {
+  OwnedRefs values({}, {});  // destroyed without the lock, as the callbacks
+  std::unordered_map<RefId, std::vector<Callback>> unused;
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    std::swap(owned_, values);
+    std::swap(waiting_, unused);
+  }
+  {
+    const std::lock_guard lock(stop_->mutex);
+    stop_->requested = true;
+  }
+  stop_->changed.notify_all();
+  if (!leases_.joinable()) return;
+  if (leases_.get_id() == std::this_thread::get_id()) return leases_.detach();
+  leases_.join();
+}
+
+std::pair<size_t, size_t> RefService::counts() const {
+  const std::lock_guard lock(mutex_);
+  return {owned_.size(), held_.size()};
+}
+
+}  // namespace muster::rpc

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/rpc/agent.h"
+#include "muster/rpc/refs/held_refs.h"
+#include "muster/rpc/refs/owned_refs.h"
+
+namespace muster::rpc {
+
+class RefService;
+
+/// A reference to a value at one worker, its owner. The reference ends when no worker holds it any more. Thread-safe;
+/// copies are made by sharing it. Its end releases it at the owner, without waiting.
+class Ref {
+ public:
+  ~Ref();
+  Ref(const Ref&) = delete;
+
+  const std::string& owner() const { return owner_; }
+  const RefId& id() const { return id_; }
+  bool is_owner() const;
+  /// "reference 3.17 at worker "ps"".
+  std::string to_string() const;
+
+ private:
+  friend class RefService;
+  Ref(std::shared_ptr<RefService> service, std::string owner, RefId id)
+      : service_(std::move(service)), owner_(std::move(owner)), id_(id) {}
+
+  const std::shared_ptr<RefService> service_;
+  const std::string owner_;
+  const RefId id_;
+};
+using RefPtr = std::shared_ptr<Ref>;
+
+/// The references of one worker: those that it owns, and those that it holds. owned_refs.h explains the protocol.
+/// Thread-safe. Values are destroyed without a lock, on any thread.
+class RefService : public std::enable_shared_from_this<RefService> {
+ public:
+  struct Options {
+    /// A worker that died, or cannot be reached for so long, does not hold references any more.
+    Duration lease = std::chrono::seconds(60);
+  };
+  /// Adds the functions of the protocol to the agent. One service for each agent.
+  static Result<std::shared_ptr<RefService>> start(std::shared_ptr<Agent> agent, Options options);
+  ~RefService();
+
+  /// A new reference to a value that `owner` will have. If that is another worker, send it a call that begins with
+  /// accept() there, and keep the reference until the call has ended.
+  RefPtr create(const std::string& owner);
+  /// At the owner: the reference that another worker has created.
+  void accept(const RefId& id, const WorkerInfo& creator);
+  /// At the owner: the value, or the reason why there is none. Ignored if nobody holds the reference any more.
+  void set_value(const RefId& id, std::shared_ptr<RefValue> value);
+  /// At the owner: null if there is no value yet. kNotFound if nobody holds the reference.
+  Result<std::shared_ptr<RefValue>> value(const RefId& id);
+  /// At the owner: calls back once there is a value, or at once. kNotFound in place of calling back.
+  using Callback = std::function<void(std::shared_ptr<RefValue>)>;
+  Result<> when_ready(const RefId& id, Callback callback);
+
+  /// Begins to grant references to `receiver`, which must be done before a message with them is sent. Returns the calls
+  /// to owners that are other workers. The references must be kept until the message was handled.
+  std::vector<Future> grant(const std::vector<RefPtr>& refs, const std::string& receiver);
+  /// A message with a reference has arrived. `sender`: the id of the worker that sent it, -1 if it is not known.
+  /// kNotFound if this worker owns the reference, and nobody holds it.
+  Result<RefPtr> receive(const std::string& owner, const RefId& id, int sender = -1);
+
+  /// Ends the service: references that are dropped later are not released. Values are destroyed.
+  void stop();
+  const WorkerInfo& self() const { return agent_->self(); }
+  /// References that this worker owns and holds. For tests.
+  std::pair<size_t, size_t> counts() const;
+
+ private:
+  friend class Ref;
+  RefService(std::shared_ptr<Agent> agent, Options options);
+  Result<> add_functions();
+  Error not_found(const RefId& id) const;
+  void drop(const std::string& owner, const RefId& id);
+  void keep_leases();
+  void renew_all();
+
+  /// Ends the thread that keeps the leases. That thread may be the one that drops the last reference to the service.
+  struct Stop {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool requested = false;
+  };
+
+  const std::shared_ptr<Agent> agent_;
+  const Options options_;
+  mutable std::mutex mutex_;  ///< guards the fields below
+  OwnedRefs owned_;
+  HeldRefs held_;
+  std::unordered_map<RefId, std::vector<Callback>> waiting_;
+  uint64_t created_ = 0;
+  bool stopped_ = false;
+  const std::shared_ptr<Stop> stop_ = std::make_shared<Stop>();
+  std::thread leases_;
+};
+
+}  // namespace muster::rpc
