@@ -7,6 +7,7 @@
 #include "bindings.h"
 #include "muster/rpc/endpoint.h"
 #include "muster/torch/exception.h"
+#include "muster/torch/rpc/references.h"
 #include "muster/torch/rpc/remote_error.h"
 #include "muster/torch/store.h"
 #include "rpc_values.h"
@@ -17,6 +18,16 @@ namespace {
 using rpc::Agent;
 using rpc::CallResult;
 using rpc::Message;
+using rpc::RefService;
+using rpc::ValueReader;
+using rpc::ValueWriter;
+
+py::object read_message(const Message& message, RefService* refs, int sender) {
+  ValueReader in(message, refs, sender);
+  py::object object = read_object(in);
+  in.finish();
+  return object;
+}
 
 /// How often a wait looks for signals, such as that of Ctrl-C.
 constexpr Duration kSignalInterval = 100ms;
@@ -88,22 +99,26 @@ py::object exception_of(const py::error_already_set& error) {
 /// Sends the result of a call. For functions that reply later.
 class PyResponder {
  public:
-  explicit PyResponder(rpc::Responder responder) : responder_(std::move(responder)) {}
+  PyResponder(std::shared_ptr<RefService> refs, std::string receiver, rpc::Responder responder)
+      : refs_(std::move(refs)),
+        receiver_(std::move(receiver)),
+        responder_(std::make_shared<rpc::Responder>(std::move(responder))) {}
   ~PyResponder() {
-    const py::gil_scoped_release no_gil;  // it may hold the last reference to the agent
+    const py::gil_scoped_release no_gil;  // these may be the last references
     responder_.reset();
+    refs_.reset();
   }
   PyResponder(const PyResponder&) = delete;
 
   void reply(const py::object& result) {
-    std::optional<Message> message;
+    ValueWriter out;
     try {
-      message = to_message(result);
+      write_object(out, result);
     } catch (py::error_already_set& error) {
       return fail(exception_of(error));
     }
     const py::gil_scoped_release no_gil;
-    responder_->reply(std::move(*message));
+    rpc::reply_with_refs(*refs_, responder_, receiver_, std::move(out));
   }
   void fail(const py::object& exception) {
     rpc::CallError why = call_error(exception);
@@ -112,19 +127,21 @@ class PyResponder {
   }
 
  private:
-  std::optional<rpc::Responder> responder_;
+  std::shared_ptr<RefService> refs_;
+  const std::string receiver_;
+  std::shared_ptr<rpc::Responder> responder_;
 };
 
 /// Runs muster.rpc._serving.run(), which returns the responder itself if the function replies later.
-void serve(rpc::Request request, rpc::Responder responder) {
+void serve(const std::shared_ptr<RefService>& refs, const rpc::Request& request, rpc::Responder responder) {
   if (is_finalizing()) return;
   const Gil gil;
-  const py::object later = py::cast(std::make_shared<PyResponder>(std::move(responder)));
+  const py::object later = py::cast(std::make_shared<PyResponder>(refs, request.from.name, std::move(responder)));
   auto& now = later.cast<PyResponder&>();
   try {
-    const py::object arguments = from_message(request.arguments);
+    const py::object arguments = read_message(request.arguments, refs.get(), request.from.id);
     static const auto& run = *new py::object(serving().attr("run"));
-    const py::object result = run(request.function, arguments, request.from.name, later);
+    const py::object result = run(request.function, arguments, std::pair(request.from.name, request.from.id), later);
     if (!result.is(later)) now.reply(result);
   } catch (py::error_already_set& error) {
     now.fail(exception_of(error));
@@ -134,6 +151,25 @@ void serve(rpc::Request request, rpc::Responder responder) {
     now.fail(py::module_::import("builtins").attr("RuntimeError")(error.what()));
   }
 }
+
+/// A value that the owner of a reference keeps.
+class PyValue final : public rpc::WritableValue {
+ public:
+  explicit PyValue(py::object object) : object_(shared(std::move(object))) {}
+  /// Throws C++ exceptions only, because its callers know no Python.
+  void write(ValueWriter& out) const override {
+    const py::gil_scoped_acquire gil;
+    try {
+      write_object(out, object_.get());
+    } catch (const py::error_already_set& error) {
+      throw rpc::RemoteException(call_error(exception_of(error)));
+    }
+  }
+  py::object object() const { return py::reinterpret_borrow<py::object>(object_.get()); }
+
+ private:
+  const std::shared_ptr<PyObject> object_;
+};
 
 /// The error of a call as Python's.
 [[noreturn]] void raise_call_error(const rpc::CallError& error) {
@@ -147,10 +183,11 @@ void serve(rpc::Request request, rpc::Responder responder) {
 /// A call whose result is pending.
 class PyCall {
  public:
-  explicit PyCall(rpc::Future future) : future_(std::move(future)) {}
+  PyCall(rpc::Future future, std::shared_ptr<RefService> refs) : future_(std::move(future)), refs_(std::move(refs)) {}
   ~PyCall() {
-    const py::gil_scoped_release no_gil;  // it may hold the last reference to the agent
+    const py::gil_scoped_release no_gil;  // these may be the last references
     future_.reset();
+    refs_.reset();
   }
   PyCall(PyCall&&) = default;
 
@@ -166,7 +203,8 @@ class PyCall {
     }
     const CallResult& result = future_->wait();
     if (!result) raise_call_error(result.error());
-    if (!value_) value_ = result->head.empty() ? py::none() : from_message(*result);  // empty: it was a one-way call
+    // A call in one direction has no result.
+    if (!value_) value_ = result->head.empty() ? py::none() : read_message(*result, refs_.get(), -1);
     return value_;
   }
 
@@ -191,15 +229,19 @@ class PyCall {
 
  private:
   std::optional<rpc::Future> future_;
+  std::shared_ptr<RefService> refs_;
   py::object value_;  ///< the result, once it was read
 };
 
-/// An agent for Python. Its end waits for threads that may need the GIL.
+/// An agent for Python, and its references. Its end waits for threads that may need the GIL.
 class PyAgent {
  public:
-  explicit PyAgent(std::shared_ptr<Agent> agent) : agent_(std::move(agent)) {}
+  PyAgent(std::shared_ptr<Agent> agent, std::shared_ptr<RefService> refs)
+      : agent_(std::move(agent)), refs_(std::move(refs)) {}
   ~PyAgent() {
     const py::gil_scoped_release no_gil;
+    refs_->stop();
+    refs_.reset();
     agent_.reset();
   }
   PyAgent(const PyAgent&) = delete;
@@ -207,58 +249,115 @@ class PyAgent {
   std::string name() const { return agent_->self().name; }
   int id() const { return agent_->self().id; }
 
+  /// `keep`: a reference that is kept until the call has ended.
   PyCall call(const std::string& to, const std::string& function, const py::object& arguments, double timeout,
-              bool one_way, bool idempotent) {
-    Message message = to_message(arguments);
-    rpc::CallOptions options;
-    options.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(timeout));
-    options.one_way = one_way;
-    options.idempotent = idempotent;
+              bool one_way, bool idempotent, const PyRef* keep) {
+    ValueWriter out;
+    write_object(out, arguments);
+    const rpc::CallOptions options{.timeout = duration(timeout), .idempotent = idempotent, .one_way = one_way};
     const py::gil_scoped_release no_gil;
-    return PyCall(agent_->call(to, function, std::move(message), options));
+    rpc::Future future = rpc::call_with_refs(*agent_, *refs_, to, function, std::move(out), options);
+    if (keep != nullptr) future.then([ref = keep->ref](const CallResult&) {});
+    return {std::move(future), refs_};
   }
+
+  PyRef new_ref(const std::string& owner) { return PyRef(refs_->create(owner)); }
+  void accept_ref(int creator, uint64_t number, const std::pair<std::string, int>& by) {
+    refs_->accept({creator, number}, {by.first, by.second});
+  }
+  void set_ref(int creator, uint64_t number, py::object value) {
+    auto held = std::make_shared<PyValue>(std::move(value));
+    const py::gil_scoped_release no_gil;
+    refs_->set_value({creator, number}, std::move(held));
+  }
+  void fail_ref(int creator, uint64_t number, const py::object& exception) {
+    auto failed = std::make_shared<rpc::FailedValue>(call_error(exception));
+    const py::gil_scoped_release no_gil;
+    refs_->set_value({creator, number}, std::move(failed));
+  }
+  PyCall fetch(const PyRef& ref, double timeout) {
+    const py::gil_scoped_release no_gil;
+    return {rpc::fetch(*agent_, *ref.ref, {.timeout = duration(timeout)}), refs_};
+  }
+  /// None if there is no value yet, else a tuple of it.
+  std::optional<py::tuple> local_value(const PyRef& ref) {
+    const auto value = value_or_throw(refs_->value(ref.ref->id()));
+    if (!value) return std::nullopt;
+    if (const auto* failed = dynamic_cast<const rpc::FailedValue*>(value.get())) raise_call_error(failed->why);
+    const auto* object = dynamic_cast<const PyValue*>(value.get());
+    if (object == nullptr) throw py::type_error("the value of this reference is a C++ object");
+    return py::make_tuple(object->object());
+  }
+  std::pair<size_t, size_t> ref_counts() const { return refs_->counts(); }
 
   std::vector<std::pair<std::string, int>> workers(double timeout) {
     std::vector<std::pair<std::string, int>> workers;
-    for (auto& worker : value_or_throw(agent_->workers(after(timeout)))) workers.emplace_back(worker.name, worker.id);
+    for (auto& worker : value_or_throw(agent_->workers(Deadline::after(duration(timeout))))) {
+      workers.emplace_back(worker.name, worker.id);
+    }
     return workers;
   }
   void barrier(const std::string& name, int count, double timeout) {
-    value_or_throw(agent_->barrier(name, count, after(timeout)));
+    value_or_throw(agent_->barrier(name, count, Deadline::after(duration(timeout))));
   }
-  void shutdown(double timeout) { value_or_throw(agent_->shutdown(after(timeout))); }
+  void shutdown(double timeout) {
+    const auto ended = agent_->shutdown(Deadline::after(duration(timeout)));
+    refs_->stop();
+    value_or_throw(ended);
+  }
+
+  static Duration duration(double seconds) {
+    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+  }
 
  private:
-  static Deadline after(double seconds) {
-    return Deadline::after(std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
-  }
   std::shared_ptr<Agent> agent_;
+  std::shared_ptr<RefService> refs_;
 };
 
 std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store>>& store, const std::string& name,
                               const std::string& group, const std::optional<std::string>& transports,
-                              const std::optional<std::string>& interface, int max_handlers, double timeout) {
+                              const std::optional<std::string>& interface, int max_handlers, double lease,
+                              double timeout) {
   rpc::EndpointOptions options;
   options.name = name;
   options.group = group;
   if (transports) options.transports = *transports;
   if (interface) options.interface = *interface;
   options.max_handlers = max_handlers;
-  options.timeout = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(timeout));
+  options.timeout = PyAgent::duration(timeout);
   auto agent = value_or_throw(store ? rpc::start_endpoint(store_over_c10d(*store), std::move(options))
                                     : rpc::join_job(std::move(options)));
-  value_or_throw(agent->add_fallback(serve));
-  return std::make_unique<PyAgent>(std::move(agent));
+  auto refs = value_or_throw(RefService::start(agent, {.lease = PyAgent::duration(lease)}));
+  value_or_throw(rpc::add_fetch(*agent, refs));
+  const auto handler = [weak = std::weak_ptr(refs)](const rpc::Request& request, rpc::Responder responder) {
+    if (const auto alive = weak.lock()) serve(alive, request, std::move(responder));
+  };
+  value_or_throw(agent->add_fallback(handler));
+  return std::make_unique<PyAgent>(std::move(agent), std::move(refs));
 }
 
 }  // namespace
 
 void bind_rpc(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
+  py::class_<PyRef>(module, "RpcRef")
+      .def_property_readonly("owner", [](const PyRef& ref) { return ref.ref->owner(); })
+      .def_property_readonly("is_owner", [](const PyRef& ref) { return ref.ref->is_owner(); })
+      .def_property_readonly("id",
+                             [](const PyRef& ref) { return std::pair(ref.ref->id().creator, ref.ref->id().number); });
   py::class_<PyAgent>(module, "RpcAgent")
       .def_property_readonly("name", &PyAgent::name)
       .def_property_readonly("id", &PyAgent::id)
-      .def("call", &PyAgent::call)
+      .def("call", &PyAgent::call, py::arg("to"), py::arg("function"), py::arg("arguments"), py::arg("timeout"),
+           py::arg("one_way"), py::arg("idempotent"), py::arg("keep") = nullptr)
+      .def("new_ref", &PyAgent::new_ref)
+      .def("accept_ref", &PyAgent::accept_ref)
+      .def("set_ref", &PyAgent::set_ref)
+      .def("fail_ref", &PyAgent::fail_ref)
+      .def("fetch", &PyAgent::fetch)
+      .def("local_value", &PyAgent::local_value)
+      .def("ref_counts", &PyAgent::ref_counts)
       .def("workers", &PyAgent::workers, no_gil)
       .def("barrier", &PyAgent::barrier, no_gil)
       .def("shutdown", &PyAgent::shutdown, no_gil);
@@ -271,7 +370,7 @@ void bind_rpc(py::module_& module) {
       .def("reply", &PyResponder::reply)
       .def("fail", &PyResponder::fail);
   module.def("rpc_join", &join, py::arg("store"), py::arg("name"), py::arg("group"), py::arg("transports"),
-             py::arg("interface"), py::arg("max_handlers"), py::arg("timeout"), no_gil);
+             py::arg("interface"), py::arg("max_handlers"), py::arg("lease"), py::arg("timeout"), no_gil);
 }
 
 }  // namespace muster::python

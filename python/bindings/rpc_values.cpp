@@ -33,14 +33,26 @@ py::object& pickling() {
   return module;
 }
 
-/// The pickle, then a list of the tensors that it refers to.
-void write_pickled(ValueWriter& out, py::handle object) {
-  const py::list tensors;
-  const py::object pickled = pickling().attr("dumps")(object, tensors);
+/// The pickle, then a list of the tensors and references that it refers to.
+void write_pickled(ValueWriter& out, py::handle object, int depth) {
+  const py::list parts;
+  const py::object pickled = pickling().attr("dumps")(object, parts);
   if (PyBytes_Check(pickled.ptr()) == 0) throw py::type_error("muster.rpc._pickling.dumps() must return bytes");
   out.put_object(bytes_of(pickled.ptr()));
-  out.begin_list(tensors.size());
-  for (const py::handle tensor : tensors) out.put_tensor(THPVariable_Unpack(tensor.ptr()));
+  out.begin_list(parts.size());
+  for (const py::handle part : parts) {
+    if (THPVariable_Check(part.ptr())) {
+      out.put_tensor(THPVariable_Unpack(part.ptr()));
+    } else {
+      write_object(out, part, depth + 1);
+    }
+  }
+}
+
+/// The class muster.rpc.RRef.
+PyTypeObject* ref_class() {
+  static auto& type = *new py::object(py::module_::import("muster.rpc._rref").attr("RRef"));
+  return reinterpret_cast<PyTypeObject*>(type.ptr());
 }
 
 py::object read_pickled(ValueReader& in, int depth) {
@@ -52,7 +64,7 @@ py::object read_pickled(ValueReader& in, int depth) {
 void write_integer(ValueWriter& out, PyObject* object) {
   int overflow = 0;
   const int64_t value = PyLong_AsLongLongAndOverflow(object, &overflow);
-  if (overflow != 0) return write_pickled(out, object);
+  if (overflow != 0) return write_pickled(out, object, 0);
   out.put_int(value);
 }
 
@@ -85,7 +97,7 @@ bool is_writable_tensor(PyObject* object) {
 
 void write_object(ValueWriter& out, py::handle handle, int depth) {
   PyObject* const object = handle.ptr();
-  if (depth >= rpc::kMaxDepth) return write_pickled(out, handle);  // it may contain itself
+  if (depth >= rpc::kMaxDepth) return write_pickled(out, handle, depth);  // it may contain itself
   if (object == Py_None) return out.put_none();
   if (PyBool_Check(object)) return out.put_bool(object == Py_True);
   if (PyLong_CheckExact(object)) return write_integer(out, object);
@@ -118,7 +130,8 @@ void write_object(ValueWriter& out, py::handle handle, int depth) {
     }
     return;
   }
-  write_pickled(out, handle);
+  if (Py_TYPE(object) == ref_class()) return out.put_ref(handle.attr("_ref").cast<const PyRef&>().ref);
+  write_pickled(out, handle, depth);
 }
 
 py::object read_object(ValueReader& in, int depth) {
@@ -152,21 +165,10 @@ py::object read_object(ValueReader& in, int depth) {
       return check(THPVariable_Wrap(in.tensor_value()));
     case Tag::kObject:
       return read_pickled(in, depth);
+    case Tag::kRef:
+      return py::handle(reinterpret_cast<PyObject*>(ref_class())).attr("_of")(PyRef(in.ref_value()));
   }
   throw_error(Error{ErrorCode::kProtocol, "a value of an RPC message has an unknown tag"});
-}
-
-rpc::Message to_message(py::handle object) {
-  ValueWriter out;
-  write_object(out, object);
-  return out.take();
-}
-
-py::object from_message(const rpc::Message& message) {
-  ValueReader in(message);
-  py::object object = read_object(in);
-  in.finish();
-  return object;
 }
 
 }  // namespace muster::python

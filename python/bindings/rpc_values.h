@@ -1,6 +1,7 @@
 #pragma once
 
 #include "bindings.h"
+#include "muster/rpc/ref_service.h"
 #include "muster/torch/rpc/value.h"
 
 namespace muster::python {
@@ -12,8 +13,15 @@ void write_object(rpc::ValueWriter& out, py::handle object, int depth = 0);
 /// Reads what write_object() and C++ have written.
 py::object read_object(rpc::ValueReader& in, int depth = 0);
 
-/// Writes or reads a message with one value.
-rpc::Message to_message(py::handle object);
-py::object from_message(const rpc::Message& message);
+/// A remote reference as muster.rpc.RRef holds it.
+struct PyRef {
+  rpc::RefPtr ref;
+  explicit PyRef(rpc::RefPtr given) : ref(std::move(given)) {}
+  ~PyRef() {
+    const py::gil_scoped_release no_gil;  // its release is a call
+    ref.reset();
+  }
+  PyRef(PyRef&&) = default;
+};
 
 }  // namespace muster::python

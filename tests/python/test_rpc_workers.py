@@ -290,4 +290,4 @@ def test_a_job_of_muster_run(launch: Launch, program: str) -> None:
 def test_a_program_of_multiprocessing_needs_no_launcher(run: Run, program: str) -> None:
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     output = run([sys.executable, program, "spawn"], env=os.environ | environment)
-    assert sorted(output.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
+    assert all(f"rank {rank} is done" in output for rank in range(3))

@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <random>
 #include <stdexcept>
 #include <thread>
 
+#include "muster/base/random.h"
 #include "muster/rpc/endpoint.h"
 
 namespace muster::rpc {
@@ -138,13 +138,13 @@ TEST_F(RpcFunctions, DamagedValuesAreRefused) {
   ValueWriter out;
   write(out, Value{at::arange(6).view({2, 3}), {{"a", {1, 2}}}, {1, {3}}, at::ones({2, 0})});
   const Message whole = out.take();
-  std::mt19937 random(5);
+  Random random(5);
   int refused = 0;
   for (int round = 0; round < 20'000; ++round) {
     Message damaged = whole;
     for (int i = 0; i < 1 + round % 3; ++i)
-      damaged.head[random() % damaged.head.size()] = static_cast<uint8_t>(random());
-    if (round % 4 == 0) damaged.head.resize(random() % damaged.head.size());
+      damaged.head[random.below(damaged.head.size())] = static_cast<uint8_t>(random.next());
+    if (round % 4 == 0) damaged.head.resize(random.below(damaged.head.size()));
     try {
       ValueReader in(damaged);
       const auto value = read<Value>(in);

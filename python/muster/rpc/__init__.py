@@ -18,10 +18,12 @@ from muster.rpc._agent import Options, WorkerInfo, get_worker_info, init_rpc, is
 from muster.rpc._calls import rpc_async, rpc_one_way, rpc_sync
 from muster.rpc._functions import allow, export
 from muster.rpc._future import Future, collect_all, wait_all
+from muster.rpc._rref import RRef, remote
 
 __all__ = [
     "Future",
     "Options",
+    "RRef",
     "WorkerInfo",
     "allow",
     "collect_all",
@@ -30,6 +32,7 @@ __all__ = [
     "get_worker_info",
     "init_rpc",
     "is_initialized",
+    "remote",
     "rpc_async",
     "rpc_one_way",
     "rpc_sync",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store
 
-_LONGEST = 365 * 86_400.0  # seconds, of a wait without a limit
+LONGEST = 365 * 86_400.0  # seconds, of a wait without a limit
 _LAST_WAIT = 2.0  # for workers that have left already, but not yet this process's store
 
 _log = logging.getLogger("muster.rpc")
@@ -42,6 +42,7 @@ class Options:
     join_timeout: of init_rpc().
     transports: which may be used, best first: "shm,tcp" (MUSTER_TRANSPORT).
     interface: where to listen, by name or address (MUSTER_INTERFACE).
+    lease: a worker that died, or is cut off for so long, holds no references any more (RRef).
     group: workers of different groups do not see each other.
     """
 
@@ -51,6 +52,7 @@ class Options:
     join_timeout: float = 300.0
     transports: str | None = None
     interface: str | None = None
+    lease: float = 60.0
     group: str = "rpc"
 
 
@@ -115,6 +117,7 @@ def init_rpc(
             transports=options.transports,
             interface=options.interface,
             max_handlers=options.num_worker_threads,
+            lease=options.lease,
             timeout=options.join_timeout,
         )
         _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store)
@@ -189,7 +192,7 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     from muster.rpc import _leaving
 
     worker = current()
-    limit = timeout or _LONGEST
+    limit = timeout or LONGEST
     size = worker.world_size if graceful else None
     try:
         if size is not None:

@@ -11,8 +11,7 @@ from muster.rpc._agent import WorkerInfo
 from muster.rpc._future import CallFuture
 from muster.rpc._serving import PICKLED_FUNCTION
 
-_UNSET_TIMEOUT = -1.0
-_LONGEST = 365 * 86_400.0
+UNSET_TIMEOUT = -1.0
 
 
 def rpc_sync(
@@ -20,7 +19,7 @@ def rpc_sync(
     func: Callable[..., Any] | str,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    timeout: float = _UNSET_TIMEOUT,
+    timeout: float = UNSET_TIMEOUT,
     *,
     idempotent: bool = False,
 ) -> Any:
@@ -45,7 +44,7 @@ def rpc_async(
     func: Callable[..., Any] | str,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    timeout: float = _UNSET_TIMEOUT,
+    timeout: float = UNSET_TIMEOUT,
     *,
     idempotent: bool = False,
 ) -> CallFuture[Any]:
@@ -58,7 +57,7 @@ def rpc_one_way(
     func: Callable[..., Any] | str,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    timeout: float = _UNSET_TIMEOUT,
+    timeout: float = UNSET_TIMEOUT,
 ) -> CallFuture[None]:
     """Like rpc_async(), but no result is sent. The future is done when the function has been started."""
     return CallFuture(_call(to, func, args, kwargs, timeout, True, False))
@@ -74,25 +73,33 @@ def _call(
     idempotent: bool,
 ) -> Any:
     worker = _agent.current()
-    name = to if isinstance(to, str) else to.name
-    function = func if isinstance(func, str) else _functions.name_of(func)
-    arguments = tuple(args)
-    if function is None:
-        if not _functions.allows_all():
-            raise ValueError(
-                f"{func!r} has no name that another worker could find: call a function that a module defines, or "
-                "start all workers with allow_pickle=True"
-            )
-        function, arguments = PICKLED_FUNCTION, (func, *arguments)
-    if timeout == _UNSET_TIMEOUT:
-        timeout = worker.timeout
-    elif timeout < 0 or math.isnan(timeout):
-        raise ValueError(f"the timeout must not be negative, got {timeout}")
+    function, arguments = named(func, args)
     return worker.agent.call(
-        name,
+        to if isinstance(to, str) else to.name,
         function,
         [arguments, dict(kwargs) if kwargs else {}],
-        min(timeout, _LONGEST) or _LONGEST,
+        seconds_of(timeout),
         one_way,
         idempotent,
     )
+
+
+def named(func: Callable[..., Any] | str, args: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
+    """The name of a function, and its arguments. A function without a name is an argument itself."""
+    function = func if isinstance(func, str) else _functions.name_of(func)
+    if function is not None:
+        return function, tuple(args)
+    if not _functions.allows_all():
+        raise ValueError(
+            f"{func!r} has no name that another worker could find: call a function that a module defines, or start "
+            "all workers with allow_pickle=True"
+        )
+    return PICKLED_FUNCTION, (func, *args)
+
+
+def seconds_of(timeout: float) -> float:
+    if timeout == UNSET_TIMEOUT:
+        timeout = _agent.current().timeout
+    elif timeout < 0 or math.isnan(timeout):
+        raise ValueError(f"the timeout must not be negative, got {timeout}")
+    return min(timeout, _agent.LONGEST) or _agent.LONGEST

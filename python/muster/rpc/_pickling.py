@@ -18,35 +18,42 @@ from muster.rpc import _functions
 _OURS = __name__
 
 
-def dumps(value: object, tensors: list[torch.Tensor]) -> bytes:
-    """Pickles `value`, and appends its tensors to the list."""
+def dumps(value: object, parts: list[Any]) -> bytes:
+    """Pickles `value`, and appends its tensors and references to the list."""
+    from muster.rpc._rref import RRef
+
     output = io.BytesIO()
     pickler = pickle.Pickler(output, 5)
     pickler.dispatch_table = copyreg.dispatch_table | {  # type: ignore[assignment]
-        torch.Tensor: lambda tensor: _reduce(tensor, tensors),
-        torch.nn.Parameter: lambda tensor: (parameter, (*_reduce(tensor.data, tensors), tensor.requires_grad)),
+        torch.Tensor: lambda tensor: _reduce(tensor, parts),
+        torch.nn.Parameter: lambda tensor: (parameter, (*_reduce(tensor.data, parts), tensor.requires_grad)),
+        RRef: lambda rref: _apart(rref, parts),
     }
     try:
         pickler.dump(value)
-    except (pickle.PicklingError, AttributeError) as error:
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TypeError(f"{type(value).__qualname__} cannot be sent to another worker: {error}") from error
     return output.getvalue()
 
 
-def loads(pickled: bytes, tensors: list[torch.Tensor]) -> Any:
-    return _Unpickler(pickled, tensors).load()
+def loads(pickled: bytes, parts: list[Any]) -> Any:
+    return _Unpickler(pickled, parts).load()
 
 
-def _reduce(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[Any, tuple[Any, ...]]:
+def _reduce(tensor: torch.Tensor, parts: list[Any]) -> tuple[Any, tuple[Any, ...]]:
     if tensor.layout == torch.sparse_coo:
         indices, values = tensor._indices().clone(), tensor._values()
         return sparse, (indices, values, tensor.shape, tensor.is_coalesced())
-    tensors.append(tensor)
-    return tensor_at, (len(tensors) - 1,)
+    return _apart(tensor, parts)
 
 
-def tensor_at(index: int) -> torch.Tensor:
-    """Stands for a tensor in a pickle. _Unpickler replaces it."""
+def _apart(part: Any, parts: list[Any]) -> tuple[Any, tuple[Any, ...]]:
+    parts.append(part)
+    return part_at, (len(parts) - 1,)
+
+
+def part_at(index: int) -> Any:
+    """Stands for a part in a pickle. _Unpickler replaces it."""
     raise RuntimeError("a pickle of muster.rpc can only be read by muster.rpc")
 
 
@@ -59,13 +66,13 @@ def sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size, is_co
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, pickled: bytes, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, pickled: bytes, parts: list[Any]) -> None:
         super().__init__(io.BytesIO(pickled))
-        self._tensors = tensors
+        self._parts = parts
 
     def find_class(self, module: str, name: str) -> Any:
         if module == _OURS:
-            return {"tensor_at": self._tensors.__getitem__, "parameter": parameter, "sparse": sparse}[name]
+            return {"part_at": self._parts.__getitem__, "parameter": parameter, "sparse": sparse}[name]
         if _functions.allows_all():
             return super().find_class(module, name)
         return _functions.find(f"{module}:{name}")

@@ -12,48 +12,79 @@ from typing import Any
 
 from muster import _C
 from muster.rpc import _functions
+from muster.rpc._future import Future
 
 # A call whose function has no name: it is the first argument, pickled.
 PICKLED_FUNCTION = "<pickled>"
 
 
-def run(name: str, arguments: list[Any], caller: str, responder: _C.RpcResponder) -> object:
+def run(name: str, arguments: list[Any], caller: tuple[str, int], responder: _C.RpcResponder) -> object:
     """Returns the result of the function, or `responder` if it replies later."""
-    positional, named = arguments
-    function, positional = _function_of(name, positional)
-    result = function(*positional, **named)
-    if inspect.iscoroutine(result):
-        _start(result, responder)
-        return responder
-    if getattr(function, "_muster_async_execution", False):
-        _reply_later(result, responder, name)
-        return responder
+    args, kwargs = arguments
+    if name in _with_caller:
+        kwargs["caller"] = caller
+    result = result_of(name, args, kwargs)
+    if not isinstance(result, Later):
+        return result
+    result.then(lambda error, value: responder.reply(value) if error is None else responder.fail(error))
+    return responder
+
+
+def result_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a function. The result of a coroutine, or of a function with async_execution, is a Later."""
+    if name == PICKLED_FUNCTION:
+        if not _functions.allows_all():
+            raise PermissionError("this worker runs no pickled functions: start all workers with allow_pickle=True")
+        function, args = args[0], args[1:]
+    else:
+        function = _functions.find(name)
+    result = function(*args, **kwargs)
+    if inspect.iscoroutine(result) or getattr(function, "_muster_async_execution", False):
+        return Later(result, name)
     return result
 
 
-def _function_of(name: str, arguments: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    if name != PICKLED_FUNCTION:
-        return _functions.find(name), arguments
-    if not _functions.allows_all():
-        raise PermissionError("this worker runs no pickled functions: start all workers with allow_pickle=True")
-    return arguments[0], arguments[1:]
+_with_caller: set[str] = set()
 
 
-def _reply_later(future: Any, responder: _C.RpcResponder, name: str) -> None:
-    if not hasattr(future, "add_done_callback"):
-        raise TypeError(
-            f"{name} is marked with async_execution, but returned {type(future).__qualname__}, not a future"
-        )
+def needs_caller(function: Callable[..., Any]) -> None:
+    """The function gets the name and the id of the worker that calls it, as the argument `caller`."""
+    _with_caller.add(_functions.name_of(function) or "")
 
-    def reply(done: Any) -> None:
-        try:
-            result = done.value() if hasattr(done, "value") else done.result()
-        except BaseException as error:
-            responder.fail(error)
+
+class Later:
+    """A result that is pending: a coroutine, or a future of any library.
+
+    then() calls back with the exception or the result, on any thread, and returns a future that is done after that.
+    """
+
+    def __init__(self, pending: Any, function: str) -> None:
+        if not inspect.iscoroutine(pending) and not hasattr(pending, "add_done_callback"):
+            raise TypeError(
+                f"{function} is marked with async_execution, but returned {type(pending).__qualname__}, not a future"
+            )
+        self._pending = pending
+
+    def then(self, callback: Callable[[BaseException | None, Any], None]) -> Future[None]:
+        after: Future[None] = Future()
+
+        def finish(error: BaseException | None, value: Any) -> None:
+            callback(error, value)
+            after.set_result(None)
+
+        def on_done(done: Any) -> None:
+            try:
+                value = done.value() if hasattr(done, "value") else done.result()
+            except BaseException as error:
+                finish(error, None)
+            else:
+                finish(None, value)
+
+        if inspect.iscoroutine(self._pending):
+            _start(self._pending, finish)
         else:
-            responder.reply(result)
-
-    future.add_done_callback(reply)
+            self._pending.add_done_callback(on_done)
+        return after
 
 
 # ---- coroutines
@@ -70,17 +101,17 @@ def _loop() -> asyncio.AbstractEventLoop:
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _start(coroutine: Coroutine[Any, Any, Any], responder: _C.RpcResponder) -> None:
-    async def reply() -> None:
+def _start(coroutine: Coroutine[Any, Any, Any], finish: Callable[[BaseException | None, Any], None]) -> None:
+    async def run_it() -> None:
         try:
             result = await coroutine
         except BaseException as error:
-            responder.fail(error)
+            finish(error, None)
         else:
-            responder.reply(result)
+            finish(None, result)
 
     def start() -> None:
-        task = _loop().create_task(reply())
+        task = _loop().create_task(run_it())
         _tasks.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(_tasks.discard)
 

@@ -15,6 +15,8 @@ CallError current_call_error() {
   };
   try {
     throw;
+  } catch (const RemoteException& exception) {
+    return exception.call_error();
   } catch (const ErrorException& exception) {
     return CallError{exception.error(), {}, {}};
   } catch (const c10::Error& exception) {

@@ -16,6 +16,7 @@ class RemoteException : public ErrorException {
   const std::string& type() const noexcept { return remote_.type; }
   /// Of the remote thread. Empty if the function is in C++.
   const std::string& traceback() const noexcept { return remote_.traceback; }
+  const CallError& call_error() const noexcept { return remote_; }
 
  private:
   // Qualified: the base class has an Error of its own.

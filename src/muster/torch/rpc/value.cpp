@@ -1,12 +1,15 @@
 // The format of arguments and results, in the head and the segments of a message:
 //
 //   value  := tag:u8 body
-//   body   := (none, false, true) nothing | (int) i64 | (float) f64 | (string, bytes, object) length:u32 byte[length]
+//   body   := (none, false, true) nothing | (int) i64 | (float) f64 | (string, bytes) length:u32 byte[length]
 //           | (list, tuple) count:u32 value[count] | (dict) count:u32 { key:value value }[count]
 //           | (tensor) dtype:u8 dims:u8 requires_grad:u8 zero:u8 segment:u32 size:i64[dims]
+//           | (object) length:u32 byte[length] parts:value
+//           | (ref) creator:i32 number:u64 owner_length:u32 owner:byte[owner_length]
 //
-// Strings are UTF-8. A tensor's elements are one segment, in C order. Its dtype is a c10::ScalarType. Little-endian.
-// The arguments of a call are a list of two values: a tuple of those by position, and a dict of those by name.
+// Strings are UTF-8. An object is a pickle, and the list of the tensors and references that it refers to. A tensor's
+// elements are one segment, in C order. Its dtype is a c10::ScalarType. Little-endian. The arguments of a call are a
+// list of two values: a tuple of those by position, and a dict of those by name.
 #include "muster/torch/rpc/value.h"
 
 #include <ATen/ops/from_blob.h>
@@ -95,6 +98,18 @@ void ValueWriter::put_tensor(const at::Tensor& tensor) {
   segments_.push_back(elements_of(plain));
 }
 
+void ValueWriter::put_ref(const RefPtr& ref) {
+  put(Tag::kRef);
+  const int32_t creator = ref->id().creator;
+  const uint64_t number = ref->id().number;
+  const auto length = static_cast<uint32_t>(ref->owner().size());
+  put_raw(&creator, sizeof creator);
+  put_raw(&number, sizeof number);
+  put_raw(&length, sizeof length);
+  put_raw(ref->owner().data(), length);
+  refs_.push_back(ref);
+}
+
 Message ValueWriter::take() {
   Message message{std::move(head_), std::move(segments_)};
   head_.clear();
@@ -121,7 +136,7 @@ std::string_view ValueReader::take_bytes(size_t count) {
 
 Tag ValueReader::peek() const {
   if (rest_.empty()) reject("it is cut off");
-  if (rest_.front() > static_cast<uint8_t>(Tag::kObject)) reject(c10::str("tag ", static_cast<int>(rest_.front())));
+  if (rest_.front() > static_cast<uint8_t>(Tag::kRef)) reject(c10::str("tag ", static_cast<int>(rest_.front())));
   return static_cast<Tag>(rest_.front());
 }
 
@@ -173,6 +188,16 @@ at::Tensor ValueReader::tensor_value() {
       elements.data(), sizes, [elements](void*) {}, at::TensorOptions(type));
   if (header.requires_grad != 0 && (at::isFloatingType(type) || at::isComplexType(type))) tensor.requires_grad_();
   return tensor;
+}
+
+RefPtr ValueReader::ref_value() {
+  RefId id;
+  id.creator = take<int32_t>();
+  id.number = take<uint64_t>();
+  const std::string owner(bytes_value());
+  if (owner.empty()) reject("a reference without an owner");
+  if (refs_ == nullptr) throw_error(Error{ErrorCode::kInvalidArgument, "a reference cannot be passed here"});
+  return value_or_throw(refs_->receive(owner, id, sender_));
 }
 
 void ValueReader::finish() const {

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "muster/rpc/message.h"
+#include "muster/rpc/ref_service.h"
 
 namespace muster::rpc {
 
@@ -23,6 +24,7 @@ enum class Tag : uint8_t {
   kDict = 9,
   kTensor = 10,
   kObject = 11,  ///< a Python object that only Python can read
+  kRef = 12,     ///< a remote reference
 };
 
 /// "a list", for messages.
@@ -49,7 +51,11 @@ class ValueWriter {
   void begin_dict(size_t count) { begin(Tag::kDict, count); }
   /// Throws c10::NotImplementedError for tensors that are not dense or not on the CPU.
   void put_tensor(const at::Tensor& tensor);
+  void put_ref(const RefPtr& ref);
 
+  /// The references in the message. They must be granted before it is sent (ref_service.h), and kept until it was
+  /// handled.
+  std::vector<RefPtr> take_refs() { return std::move(refs_); }
   Message take();
 
  private:
@@ -60,14 +66,16 @@ class ValueWriter {
 
   Bytes head_;
   std::vector<Buffer> segments_;
+  std::vector<RefPtr> refs_;
 };
 
 /// Reads the values of one message, which nobody has checked. All functions throw ErrorException with kProtocol for
 /// bytes that ValueWriter does not write, and ArgumentException for a value of another kind than the one that is read.
 class ValueReader {
  public:
-  /// The message must outlive the reader.
-  explicit ValueReader(const Message& message) : rest_(message.head), segments_(message.segments) {}
+  /// The message must outlive the reader. `refs` and `sender` are needed for references (RefService::receive()).
+  explicit ValueReader(const Message& message, RefService* refs = nullptr, int sender = -1)
+      : rest_(message.head), segments_(message.segments), refs_(refs), sender_(sender) {}
 
   Tag peek() const;
   Tag next();
@@ -83,6 +91,7 @@ class ValueReader {
   size_t count();
   /// Uses the message's memory, and keeps it alive.
   at::Tensor tensor_value();
+  RefPtr ref_value();
 
   /// Throws unless everything was read.
   void finish() const;
@@ -94,6 +103,8 @@ class ValueReader {
 
   ByteView rest_;
   const std::vector<Buffer>& segments_;
+  RefService* const refs_;
+  const int sender_;
 };
 
 }  // namespace muster::rpc

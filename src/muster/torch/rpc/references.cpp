@@ -1,0 +1,90 @@
+#include "muster/torch/rpc/references.h"
+
+#include <atomic>
+
+#include "muster/torch/exception.h"
+#include "muster/torch/rpc/remote_error.h"
+
+namespace muster::rpc {
+namespace {
+
+constexpr const char* kFetch = "muster.ref.fetch";  // creator:i32 number:u64
+
+Result<RefId> read_id(const Message& arguments) {
+  Reader in(arguments.head);
+  RefId id;
+  MUSTER_ASSIGN(id.creator, in.get<int32_t>());
+  MUSTER_ASSIGN(id.number, in.get<uint64_t>());
+  MUSTER_TRY(in.finish());
+  return id;
+}
+
+void reply_with_value(RefService& refs, const std::shared_ptr<Responder>& responder, const std::string& receiver,
+                      const RefValue& value) {
+  if (const auto* failed = dynamic_cast<const FailedValue*>(&value)) return responder->fail(failed->why);
+  ValueWriter out;
+  try {
+    dynamic_cast<const WritableValue&>(value).write(out);
+  } catch (...) {
+    return responder->fail(current_call_error());
+  }
+  reply_with_refs(refs, responder, receiver, std::move(out));
+}
+
+}  // namespace
+
+Result<> add_fetch(Agent& agent, const std::shared_ptr<RefService>& refs) {
+  const auto fetch = [weak = std::weak_ptr(refs)](const Request& request, Responder given) {
+    const auto responder = std::make_shared<Responder>(std::move(given));
+    const auto service = weak.lock();
+    if (!service) return;
+    const auto send = [weak, responder, receiver = request.from.name](const std::shared_ptr<RefValue>& value) {
+      if (const auto alive = weak.lock()) reply_with_value(*alive, responder, receiver, *value);
+    };
+    Result<RefId> id = read_id(request.arguments);
+    Result<> found = id ? service->when_ready(*id, send) : tl::unexpected(id.error());
+    if (!found) responder->fail(CallError{std::move(found.error()), {}, {}});
+  };
+  return agent.add_function(kFetch, fetch, {});
+}
+
+Future fetch(Agent& agent, const Ref& ref, const CallOptions& options) {
+  Writer out;
+  out.put<int32_t>(ref.id().creator).put(ref.id().number);
+  return agent.call(ref.owner(), kFetch, Message{out.take(), {}}, options);
+}
+
+Future call_with_refs(Agent& agent, RefService& refs, const std::string& to, const std::string& function,
+                      ValueWriter arguments, const CallOptions& options) {
+  auto passed = arguments.take_refs();
+  if (passed.empty()) return agent.call(to, function, arguments.take(), options);
+  for (const Future& granted : refs.grant(passed, to)) {
+    if (const CallResult& result = granted.wait(); !result) throw_call_error(result.error());
+  }
+  Future future = agent.call(to, function, arguments.take(), options);
+  future.then([passed = std::move(passed)](const CallResult&) {});
+  return future;
+}
+
+/// The references are not kept: the owner counts the receiver as a holder for a lease, and it renews once it has read
+/// the reply.
+void reply_with_refs(RefService& refs, std::shared_ptr<Responder> responder, const std::string& receiver,
+                     ValueWriter result) {
+  const auto passed = result.take_refs();
+  auto message = std::make_shared<Message>(result.take());
+  const std::vector<Future> grants = passed.empty() ? std::vector<Future>() : refs.grant(passed, receiver);
+  if (grants.empty()) return responder->reply(std::move(*message));
+  struct State {
+    std::atomic<size_t> left;
+    std::atomic<bool> failed = false;
+  };
+  const auto state = std::make_shared<State>(grants.size());
+  for (const Future& grant : grants) {
+    grant.then([passed, responder, message, state](const CallResult& granted) {
+      if (!granted && !state->failed.exchange(true)) responder->fail(granted.error());
+      if (--state->left == 0 && !state->failed) responder->reply(std::move(*message));
+    });
+  }
+}
+
+}  // namespace muster::rpc
