@@ -6,9 +6,9 @@
 
 #include "group/ranks.h"
 #include "io/certificates.h"
-#include "muster/transport/links/link_table.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/io/socket.h"
+#include "muster/transport/links/link_table.h"
 
 namespace muster {
 namespace {
@@ -143,7 +143,7 @@ class GroupStreamsOneByOne : public testing::Test {
   }
   void SetUp() override {
     for (const Rank rank : {0, 1}) link_table_.set_endpoint(rank, {});
-    link_table_.set_events({nullptr, [this](Rank, const Error& why) { lost_ = why; }, nullptr});
+    link_table_.set_events({.lost = [this](Rank, LinkTable::Side, const Error& why) { lost_ = why; }});
     address_ = link_table_.listen(Address::parse("127.0.0.1:0").value(), Transport::kTcp).value();
   }
 
@@ -168,12 +168,14 @@ TEST_F(GroupStreamsOneByOne, EndTheWaitWhenAPeerDiesBetweenThem) {
 
 TEST_F(GroupStreamsOneByOne, AreAcceptedFromAPeerThatHasLeft) {
   bool reported = false, left = false;
-  link_table_.set_events({[&](Rank rank, LinkTable::Side side, Link&) {
-                            EXPECT_EQ(rank, 1);
-                            EXPECT_EQ(side, LinkTable::Side::kAccepted);
-                            reported = true;
-                          },
-                          [&](Rank, const Error& why) { left = reported && why.code == ErrorCode::kLeft; }, nullptr});
+  link_table_.set_events(
+      {.linked =
+           [&](Rank rank, LinkTable::Side side, Link&) {
+             EXPECT_EQ(rank, 1);
+             EXPECT_EQ(side, LinkTable::Side::kAccepted);
+             reported = true;
+           },
+       .lost = [&](Rank, LinkTable::Side, const Error& why) { left = reported && why.code == ErrorCode::kLeft; }});
   const auto first = dial(0);
   wait_for(0);
   subflows_[0]->close(has_left("rank 1", 1));

@@ -53,8 +53,10 @@ void Client::dispatch(const CallPtr& call) {
 void Client::send_waiting(Callee& callee) {
   if (!callee.calls.has_waiting()) return;
   if (!callee.channel) {
-    links_.dial(callee.record.worker.id, Deadline::after(kDialTime));
-    links_.monitor_process(callee.record.worker.id);
+    const Rank rank = callee.record.worker.id;
+    links_.set_endpoint(rank, callee.endpoint);
+    links_.dial(rank, Deadline::after(kDialTime));
+    links_.monitor_process(rank);
     return;
   }
   if (!callee.channel->link().is_open()) return;  // on_lost() follows
@@ -187,9 +189,9 @@ Result<> Client::add_callee(const WorkerRecord& record) {
   names_[record.worker.name] = id;
   if (callees_.contains(id)) return {};
   const Transport transport = local ? parse_transports(options_.transports).value().front() : Transport::kTcp;
-  links_.set_endpoint(id, {record.to_string(), record.process, address, transport});
+  const LinkTable::Endpoint endpoint{record.to_string(), record.process, address, transport};
   const PeerCalls::Limits limits{options_.max_queued_calls, kMaxCallsInFlight, kMaxBytesInFlight};
-  callees_.emplace(id, std::make_shared<Callee>(record, limits));
+  callees_.emplace(id, std::make_shared<Callee>(record, endpoint, limits));
   return {};
 }
 

@@ -49,9 +49,11 @@ class Client {
  private:
   /// A worker that this one calls.
   struct Callee {
-    Callee(WorkerRecord found, const PeerCalls::Limits& limits) : record(std::move(found)), calls(limits) {}
+    Callee(WorkerRecord found, LinkTable::Endpoint at, const PeerCalls::Limits& limits)
+        : record(std::move(found)), endpoint(std::move(at)), calls(limits) {}
 
     const WorkerRecord record;
+    const LinkTable::Endpoint endpoint;
     PeerCalls calls;
     std::unique_ptr<Channel> channel;  ///< null while there is no link
     TimePoint last_heard;

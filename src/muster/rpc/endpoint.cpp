@@ -151,7 +151,7 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     server_.emplace(driver_, *links_, functions_, options_);
     links_->set_events(
         {.linked = [this](Rank rank, LinkTable::Side side, Link& link) { on_linked(rank, side, link); },
-         .lost = [this](Rank rank, const Error& why) { on_lost(rank, why); },
+         .lost = [this](Rank rank, LinkTable::Side side, const Error& why) { on_lost(rank, side, why); },
          .dial_failed = [this](Rank rank, const Error& why) { return client_->on_dial_failed(rank, why); },
          .died = [this](Rank rank, const Error& why) { on_died(rank, why); },
          .replaced = [this](Rank rank) { server_->on_lost(rank); }});
@@ -213,9 +213,10 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   }
 
   /// A link has ended, or a subflow of an incomplete one. The channel of a complete link notices its end by itself.
-  void on_lost(Rank rank, const Error& why) {
-    driver_.loop().post([this, rank, why] {
-      if (client_->is_dialing(rank)) client_->on_lost(rank, why);
+  void on_lost(Rank rank, LinkTable::Side side, const Error& why) {
+    driver_.loop().post([this, rank, side, why] {
+      if (side == LinkTable::Side::kDialed && client_->is_dialing(rank)) client_->on_lost(rank, why);
+      if (side == LinkTable::Side::kAccepted && links_->link(rank, side) == nullptr) links_->forget(rank, side);
     });
   }
 

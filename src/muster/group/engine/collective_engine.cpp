@@ -8,9 +8,9 @@
 #include "muster/collective/host/host_collectives.h"
 #include "muster/group/engine/fingerprint_check.h"
 #include "muster/group/engine/scaling.h"
-#include "muster/transport/links/process_monitor.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/kernels/reduce.h"
+#include "muster/transport/links/process_monitor.h"
 
 namespace muster {
 namespace {
@@ -54,8 +54,9 @@ CollectiveEngine::CollectiveEngine(Mesh mesh, const GroupSpec& spec)
     links_[rank] = &link;
     link.set_control_handler([this, rank](ByteView message) { diagnosis_.on_peer_call(rank, message); });
   };
-  const auto lost = [this](Rank rank, const Error& why) { detector_.on_lost(rank, why); };
-  mesh_.link_table->set_events({linked, lost, nullptr});
+  const auto lost = [this](Rank rank, LinkTable::Side, const Error& why) { detector_.on_lost(rank, why); };
+  const auto died = [this](Rank rank, const Error& why) { detector_.on_lost(rank, why); };
+  mesh_.link_table->set_events({.linked = linked, .lost = lost, .died = died});
 }
 
 CollectiveEngine::~CollectiveEngine() { shut_down(leave_reason()); }

@@ -86,10 +86,11 @@ class MeshBuilder {
     mesh_.link_table = std::make_unique<LinkTable>(*mesh_.loop, identity_, options_.tcp_streams);
     // A peer that is lost while it forms the group ends the forming. A peer that is lost after it formed the group does
     // not: this rank can finish without that peer, and may be the only rank that can forward the peer's report.
-    const auto lost = [this](Rank, const Error& why) {
+    const auto died = [this](Rank, const Error& why) {
       if (why.phase == GroupPhase::kForming && !error_) error_ = why;
     };
-    mesh_.link_table->set_events({nullptr, lost, nullptr});
+    const auto lost = [died](Rank rank, LinkTable::Side, const Error& why) { died(rank, why); };
+    mesh_.link_table->set_events({.lost = lost, .died = died});
     MUSTER_TRY(listen_locally(self));
     MUSTER_ASSIGN(const bool announced, ranks_.announce(self, deadline_));
     if (!announced) return false;

@@ -30,9 +30,10 @@ Result<std::shared_ptr<P2pEngine>> P2pEngine::create(LinkIdentity self, int tcp_
 P2pEngine::P2pEngine(LinkIdentity self, int tcp_streams, std::unique_ptr<Loop> loop)
     : self_(std::move(self)), driver_(std::move(loop), *this, {}) {
   links_.emplace(driver_.loop(), self_, tcp_streams);
-  links_->set_events({[this](Rank rank, LinkTable::Side side, Link& link) { on_linked(rank, side, link); },
-                      [this](Rank rank, const Error& why) { on_lost(rank, why); },
-                      [this](Rank rank, const Error& why) { return on_dial_failed(rank, why); }});
+  links_->set_events({.linked = [this](Rank rank, LinkTable::Side side, Link& link) { on_linked(rank, side, link); },
+                      .lost = [this](Rank rank, LinkTable::Side, const Error& why) { on_lost(rank, why); },
+                      .dial_failed = [this](Rank rank, const Error& why) { return on_dial_failed(rank, why); },
+                      .died = [this](Rank rank, const Error& why) { on_lost(rank, why); }});
 }
 
 P2pEngine::~P2pEngine() { close(); }

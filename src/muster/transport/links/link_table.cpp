@@ -72,8 +72,8 @@ void LinkTable::on_dialed(Rank rank, int subflow, const Deadline& deadline, Resu
     return;
   }
   if (!events_.dial_failed(rank, link.error())) return;
-  loop_.after(kRedialDelay, [this, rank, subflow, deadline] {
-    if (!closed_ && !dialed_[rank].dials.empty()) dial_subflow(rank, subflow, deadline);
+  loop_.after(kRedialDelay, [this, rank, subflow, deadline, alive = std::weak_ptr(dialed_[rank].alive)] {
+    if (!closed_ && !alive.expired() && !dialed_[rank].dials.empty()) dial_subflow(rank, subflow, deadline);
   });
 }
 
@@ -93,17 +93,18 @@ void LinkTable::on_accepted(std::unique_ptr<Link> link) {
 
 void LinkTable::add_subflow(Rank rank, Side side, std::unique_ptr<Link> link, const Subflow& subflow) {
   Entry& entry = entries(side)[rank];
-  entry.link = entry.subflows.add(std::move(link), subflow, [this, rank](const Error& why) { report_lost(rank, why); });
+  entry.link = entry.subflows.add(std::move(link), subflow,
+                                  [this, rank, side](const Error& why) { report_lost(rank, side, why); });
   if (entry.link) report(rank, side, *entry.link);
 }
 
 void LinkTable::report(Rank rank, Side side, Link& link) {
   if (events_.linked) events_.linked(rank, side, link);
-  link.on_close([this, rank](const Error& why) { report_lost(rank, why); });
+  link.on_close([this, rank, side](const Error& why) { report_lost(rank, side, why); });
 }
 
-void LinkTable::report_lost(Rank rank, const Error& why) {
-  if (!closed_ && events_.lost) events_.lost(rank, why);
+void LinkTable::report_lost(Rank rank, Side side, const Error& why) {
+  if (!closed_ && events_.lost) events_.lost(rank, side, why);
 }
 
 Result<> LinkTable::connect(const std::vector<Rank>& ranks, const Deadline& deadline,
@@ -169,15 +170,16 @@ void LinkTable::monitor_process(Rank rank) {
   if (closed_ || processes_.contains(rank)) return;
   const Endpoint& peer = endpoint(rank);
   Fd process = muster::monitor_process(loop_, endpoint(identity_.rank).process, peer.process, [this, rank] {
-    const Error why{ErrorCode::kPeerLost, endpoint(rank).name + " died", rank, {}};
-    if (closed_ || !events_.died) return report_lost(rank, why);
-    events_.died(rank, why);
+    if (!processes_.contains(rank)) return;  // forgotten, or closed
+    if (events_.died) events_.died(rank, Error{ErrorCode::kPeerLost, endpoint(rank).name + " died", rank, {}});
   });
   if (process) processes_.emplace(rank, std::move(process));
 }
 
 void LinkTable::forget(Rank rank, Side side) {
   entries(side).erase(rank);
+  if (rank == identity_.rank || dialed_.contains(rank) || accepted_.contains(rank)) return;
+  endpoints_.erase(rank);
   const auto process = processes_.find(rank);
   if (process == processes_.end()) return;
   loop_.unwatch(process->second.get());

@@ -36,13 +36,12 @@ class LinkTable {
   struct Events {
     /// All subflows of a link are connected.
     std::function<void(Rank rank, Side side, Link& link)> linked;
-    /// A link or a subflow of an incomplete link has ended, or the process of the rank has died. A rank may be reported
-    /// several times.
-    std::function<void(Rank rank, const Error& why)> lost;
+    /// A link or a subflow of an incomplete link has ended. A rank may be reported several times.
+    std::function<void(Rank rank, Side side, const Error& why)> lost;
     /// A subflow could not be connected. If the handler returns true, the table dials the subflow again soon. Without a
     /// handler, connect() returns the error.
     std::function<bool(Rank rank, const Error& why)> dial_failed;
-    /// The process of the rank has died. Without a handler, `lost` is called.
+    /// The process of the rank has died.
     std::function<void(Rank rank, const Error& why)> died;
     /// The rank has dialed again, because its link broke. The old link is destroyed after this. Without a handler, the
     /// new link is refused.
@@ -83,7 +82,8 @@ class LinkTable {
   /// Reports the rank as lost when its process on this host dies. A link alone does not show that: a child of the dead
   /// process may keep its sockets open.
   void monitor_process(Rank rank);
-  /// Forgets a link that has ended, so that the rank can be dialed or accepted again.
+  /// Forgets a link that has ended, and its dials and subflows, so that the rank can be dialed or accepted again. With
+  /// its last link, the rank's endpoint and monitor are forgotten, too.
   void forget(Rank rank, Side side);
   /// Closes the dialed link to the rank and cancels its dials in progress.
   void close_dialed(Rank rank, const Error& why);
@@ -95,8 +95,9 @@ class LinkTable {
   /// The link of one side between this rank and another rank.
   struct Entry {
     std::unique_ptr<Link> link;
-    SubflowSet subflows;                       ///< subflows of a link that is not complete yet
-    std::vector<std::unique_ptr<Dial>> dials;  ///< dials in progress, by subflow
+    SubflowSet subflows;                                     ///< subflows of a link that is not complete yet
+    std::vector<std::unique_ptr<Dial>> dials;                ///< dials in progress, by subflow
+    std::shared_ptr<void> alive = std::make_shared<char>();  ///< timers refer to it: the rank may be forgotten
   };
   using Entries = std::unordered_map<Rank, Entry>;
 
@@ -107,7 +108,7 @@ class LinkTable {
   void on_accepted(std::unique_ptr<Link> link);
   void add_subflow(Rank rank, Side side, std::unique_ptr<Link> link, const Subflow& subflow);
   void report(Rank rank, Side side, Link& link);
-  void report_lost(Rank rank, const Error& why);
+  void report_lost(Rank rank, Side side, const Error& why);
   Error missing(const std::vector<Rank>& ranks) const;
 
   Loop& loop_;
