@@ -213,6 +213,69 @@ TEST_F(LoopDriverTest, StopDropsTasksThatHaveNotStarted) {
   EXPECT_FALSE(third);
 }
 
+/// A callback that takes long must not stop the loop.
+TEST_F(LoopDriverTest, TheLoopIsDrivenWhileAnOwnThreadRunsACallback) {
+  std::latch started(1), gate(1), timer(1);
+  {
+    const auto lock = driver_.lock();
+    work_ = true;
+    driver_.loop().after(Duration::zero(), [&] {
+      driver_.add_callback([&] {
+        started.count_down();
+        gate.wait();
+      });
+    });
+    driver_.provide_progress();
+  }
+  started.wait();
+  {
+    const auto lock = driver_.lock();
+    driver_.loop().after(Duration::zero(), [&] { timer.count_down(); });
+  }
+  timer.wait();
+  gate.count_down();
+  stop();
+}
+
+TEST_F(LoopDriverTest, TheLoopIsDrivenWhileAWaitingThreadRunsACallback) {
+  std::latch timer(1);
+  auto lock = driver_.lock();
+  work_ = true;
+  bool called = false;
+  driver_.loop().after(Duration::zero(), [&] {
+    driver_.add_callback([&] {
+      {
+        const auto inner = driver_.lock();
+        driver_.loop().after(Duration::zero(), [&] { timer.count_down(); });
+      }
+      timer.wait();
+      called = true;
+    });
+  });
+  driver_.wait_until(
+      lock, [&] { return called; }, Deadline::after(kTimeout));
+  EXPECT_TRUE(called);
+}
+
+TEST_F(LoopDriverTest, StopHasADeadline) {
+  std::latch started(1), gate(1);
+  add_task(started, gate);
+  started.wait();
+  auto lock = driver_.lock();
+  EXPECT_FALSE(driver_.stop(lock, Deadline::after(std::chrono::milliseconds(10))));
+  gate.count_down();
+  EXPECT_TRUE(driver_.stop(lock));
+}
+
+TEST_F(LoopDriverTest, KnowsItsCallbacks) {
+  bool inside = false;
+  auto lock = driver_.lock();
+  driver_.add_callback([&] { inside = driver_.is_inside(); });
+  driver_.run_callbacks(lock);
+  EXPECT_TRUE(inside);
+  EXPECT_FALSE(driver_.is_inside());
+}
+
 TEST_F(LoopDriverTest, StopsOnce) {
   auto lock = driver_.lock();
   EXPECT_TRUE(driver_.stop(lock));

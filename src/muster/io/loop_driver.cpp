@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "muster/base/check.h"
 #include "muster/base/log.h"
@@ -28,6 +29,8 @@ constexpr size_t kMaxThreads = 1024;
 constexpr size_t kMaxStartedTasks = 256;
 
 thread_local const LoopDriver* own_thread_of = nullptr;
+/// The driver whose callback this thread runs.
+thread_local const LoopDriver* calling_for = nullptr;
 
 }  // namespace
 
@@ -38,6 +41,7 @@ LoopDriver::LoopDriver(std::unique_ptr<Loop> loop, Delegate& delegate, Options o
       taken_over_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
 bool LoopDriver::on_own_thread() const { return own_thread_of == this; }
+bool LoopDriver::is_inside() const { return on_own_thread() || calling_for == this; }
 
 void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
@@ -65,9 +69,10 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
 /// for it.
 bool LoopDriver::take_over() {
   if (driven_by_ != DrivenBy::kOwnThread || !parked_ || !taken_over_) return false;
-  parked_ = false;
   const uint64_t one = 1;
-  return ::write(taken_over_.get(), &one, sizeof one) == sizeof one;
+  if (::write(taken_over_.get(), &one, sizeof one) != sizeof one) return false;
+  parked_ = false;
+  return true;
 }
 
 /// Drives the loop until `done`, the deadline, or the first callback. Callbacks cannot run inside this function,
@@ -129,10 +134,15 @@ void LoopDriver::run_callbacks(Lock& lock) {
   while (!callbacks_.empty()) {
     std::vector<std::function<void()>> callbacks;
     callbacks.swap(callbacks_);
+    if (driven_by_ == DrivenBy::kNoThread && delegate_.has_work()) {
+      on_own_thread() ? provide_standby() : provide_driver();
+    }
     ++calling_;
+    const LoopDriver* const outer = std::exchange(calling_for, this);
     lock.unlock();
     for (auto& callback : callbacks) callback();
     callbacks.clear();
+    calling_for = outer;
     lock.lock();
     if (--calling_ == 0 && stopping_) changed_.notify_all();
   }
@@ -179,7 +189,7 @@ void LoopDriver::alert() {
   work_.notify_one();
 }
 
-/// Called when an own thread starts a task: another one must stand by while the task runs.
+/// Called when an own thread starts a task or a callback: another one must stand by meanwhile.
 void LoopDriver::provide_standby() {
   if (standby_ == Standby::kAsleep) return alert();
   if (standby_ == Standby::kNapping) return;
@@ -228,12 +238,14 @@ bool LoopDriver::run_next_task(Lock& lock) {
     next_task_ = 0;
   }
   ++running_;
+  ++started_;
   provide_standby();
   lock.unlock();
   task->run();
   task = nullptr;  // its objects may take the lock when they are destroyed
   lock.lock();
   --running_;
+  if (--started_ == 0 && stopping_) changed_.notify_all();
   return true;
 }
 
@@ -278,15 +290,18 @@ void LoopDriver::rest(Lock& lock, Rest& state) {
   alert_ = false;
 }
 
-bool LoopDriver::stop(Lock& lock) {
-  if (stopping_) return false;
-  MUSTER_CHECK(!on_own_thread(), "a task must not stop the driver that runs it");
+bool LoopDriver::stop(Lock& lock, const Deadline& deadline) {
+  MUSTER_CHECK(!is_inside(), "a task or a callback must not stop the driver that runs it");
   stopping_ = true;
   wake();
   work_.notify_all();
   free_.notify_all();
   run_callbacks(lock);
-  changed_.wait(lock, [this] { return driven_by_ == DrivenBy::kNoThread && waiting_ == 0 && calling_ == 0; });
+  while (driven_by_ != DrivenBy::kNoThread || waiting_ > 0 || calling_ > 0 || started_ > 0) {
+    if (deadline.passed()) return false;
+    changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep));
+  }
+  if (std::exchange(stopped_, true)) return false;
   std::vector<std::thread> threads;
   threads.swap(threads_);
   lock.unlock();

@@ -82,7 +82,8 @@ class LoopDriver {
   void add_first_callback(std::function<void()> callback) {
     callbacks_.insert(callbacks_.begin(), std::move(callback));
   }
-  /// Runs all queued callbacks. Releases the lock while they run.
+  /// Runs all queued callbacks. Releases the lock while they run. Another thread drives the loop meanwhile if there is
+  /// work, because a callback may take long.
   void run_callbacks(Lock& lock);
 
   /// Work for an own thread.
@@ -115,10 +116,13 @@ class LoopDriver {
   };
   /// True on an own thread of this driver. Needs no lock.
   bool on_own_thread() const;
+  /// True on a thread that stop() waits for: an own thread, or one that runs a callback. Needs no lock.
+  bool is_inside() const;
 
-  /// Waits until no thread drives the loop or runs callbacks or tasks. After that, no thread does so again. Returns
-  /// false if stop() was called before. Must not be called by a task.
-  bool stop(Lock& lock);
+  /// Waits until no thread drives the loop or runs callbacks or tasks. No new ones begin. Returns true once: to the
+  /// call that ended the last own thread. If the deadline passes first, it may be called again. Must not be called if
+  /// is_inside().
+  bool stop(Lock& lock, const Deadline& deadline = Deadline::never());
   /// Destroys the loop. Must be called after stop(), once no object refers to the loop.
   void close_loop() { loop_.reset(); }
 
@@ -166,6 +170,7 @@ class LoopDriver {
   std::vector<std::shared_ptr<Task>> tasks_;
   size_t next_task_ = 0;  ///< index of the first task that has not started
   int running_ = 0;       ///< tasks that run now and are not inside wait_until()
+  int started_ = 0;       ///< tasks that run now
 
   std::vector<std::thread> threads_;  ///< the own threads
   Standby standby_ = Standby::kNone;
@@ -174,6 +179,7 @@ class LoopDriver {
   int idle_ = 0;                  ///< own threads that wait for free_
   std::condition_variable free_;  ///< wakes an own thread, so that it stands by
   bool stopping_ = false;
+  bool stopped_ = false;  ///< the own threads have ended, or are about to
 };
 
 template <class Function>
