@@ -88,6 +88,29 @@ TEST(PeerCalls, RefusesAnswersToOtherRequests) {
   EXPECT_EQ(again.error().code, ErrorCode::kProtocol);
 }
 
+TEST(PeerCalls, OnlyOneWayCallsEndWhenTheyStart) {
+  PeerCalls calls({10, 10, 100});
+  const CallPtr normal = call_of(), one_way = call_of();
+  one_way->options.one_way = true;
+  EXPECT_TRUE(calls.add(normal));
+  EXPECT_TRUE(calls.add(one_way));
+  ASSERT_EQ(calls.next(), normal);
+  ASSERT_EQ(calls.next(), one_way);
+  EXPECT_EQ(calls.on_answer(1, true).error().code, ErrorCode::kProtocol);
+  EXPECT_EQ(*calls.on_answer(2, true), one_way);
+}
+
+TEST(PeerCalls, EmptySegmentsCountInTheWindow) {
+  PeerCalls calls({10, 10, 10 * kSegmentOverhead});
+  for (int i = 0; i < 2; ++i) {
+    const CallPtr call = call_of(0);
+    call->arguments.segments.resize(6);
+    EXPECT_TRUE(calls.add(call));
+  }
+  EXPECT_NE(calls.next(), nullptr);
+  EXPECT_EQ(calls.next(), nullptr);
+}
+
 TEST(PeerCalls, ALostConnectionReturnsTheCallsInFlight) {
   PeerCalls calls({10, 2, 100});
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(calls.add(call_of()));

@@ -1,4 +1,5 @@
 // A peer that knows the secret but breaks the protocol loses its link, and nothing else happens.
+#include <atomic>
 #include <cstring>
 #include <latch>
 
@@ -47,6 +48,15 @@ class RoguePeer : public testing::Test {
     process.put<int32_t>(getpid()).put_string("");
     send({.kind = Kind::kHello, .flags = kWireVersion}, "rogue", Message{process.take(), {}});
   }
+  void run_for(Duration time) {
+    (void)loop_->run_until([] { return false; }, Deadline::after(time));
+  }
+  void read_and_drop() {
+    const Segment into{dropped_.data(), dropped_.size()};
+    link_->receive({&into, 1}, [this](const Result<>& received) {
+      if (received) read_and_drop();
+    });
+  }
   /// Waits until the agent has closed the link, and returns its reason.
   Error close_reason() {
     EXPECT_TRUE(loop_->run_until([this] { return closed_.has_value(); }, Deadline::after(kPatience)));
@@ -58,6 +68,7 @@ class RoguePeer : public testing::Test {
   const std::unique_ptr<Loop> loop_ = Loop::create().value();
   std::unique_ptr<Link> link_;
   std::optional<Error> closed_;
+  Bytes dropped_ = Bytes(size_t{1} << 20);
 };
 
 TEST_F(RoguePeer, SendsRandomBytes) {
@@ -114,6 +125,78 @@ TEST_F(RoguePeer, AnnouncesALongerPartThanTheCap) {
   EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
 }
 
+TEST_F(RoguePeer, AnnouncesALongHead) {
+  send_hello();
+  send({.kind = Kind::kRequest, .id = 1}, "echo", Message{Bytes(kMaxHeadBytes + 1), {}});
+  EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
+}
+
+/// Only the header is sent. Before the hello, no memory is allocated for long parts.
+TEST_F(RoguePeer, AnnouncesALongHello) {
+  send({.kind = Kind::kHello, .flags = kWireVersion}, "rogue", Message{Bytes(kMaxInlineBytes + 1), {}});
+  EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
+}
+
+TEST_F(RoguePeer, AnnouncesALongCancel) {
+  send_hello();
+  send({.kind = Kind::kCancel, .id = 1}, "", Message{Bytes(kMaxInlineBytes + 1), {}});
+  EXPECT_EQ(close_reason().code, ErrorCode::kProtocol);
+}
+
+/// Empty segments, each of which needs memory here.
+TEST_F(RoguePeer, SendsMoreBytesThanAWindow) {
+  const auto gate = std::make_shared<std::latch>(1);
+  ASSERT_TRUE(agent_->add_function("waits", [gate](Request, Responder) { gate->wait(); }, {}));
+  send_hello();
+  const Message large{{}, std::vector<Buffer>(kMaxSegments)};
+  for (uint64_t id = 1; id <= kMaxBytesInFlight / large.footprint() + 1; ++id) {
+    send({.kind = Kind::kRequest, .id = id, .timeout_us = 60'000'000}, "waits", large);
+  }
+  const Error why = close_reason();
+  gate->count_down();
+  EXPECT_EQ(why.code, ErrorCode::kProtocol);
+  EXPECT_NE(why.message.find("without waiting for a result"), std::string::npos) << why.message;
+}
+
+/// The timeout of a request does not start again when its long parts have arrived.
+TEST_F(RoguePeer, SendsALongPartLate) {
+  std::atomic<int> late = 0;
+  std::latch after(1);
+  ASSERT_TRUE(agent_->add_function("late", [&](Request, Responder) { ++late; }, {}));
+  ASSERT_TRUE(agent_->add_function("after", [&](Request, Responder) { after.count_down(); }, {}));
+  send_hello();
+  const Bytes head(kMaxInlineBytes + 1);
+  send({.kind = Kind::kRequest, .id = 1, .timeout_us = 100'000}, "late", Message{head, {}});
+  run_for(300ms);
+  send(head);
+  send({.kind = Kind::kRequest, .id = 2, .timeout_us = 60'000'000}, "after");
+  run_for(100ms);
+  after.wait();
+  EXPECT_EQ(late, 0);
+}
+
+/// Its functions start only as fast as it reads, and go on when it does.
+TEST_F(RoguePeer, DoesNotReadItsResults) {
+  constexpr int kCalls = 200;
+  std::atomic<int> runs = 0;
+  const Buffer result = Buffer::allocate(size_t{16} << 20);
+  ASSERT_TRUE(agent_->add_function("large",
+                                   [&](Request, Responder responder) {
+                                     ++runs;
+                                     responder.reply(Message{{}, {result}});
+                                   },
+                                   {}));
+  send_hello();
+  for (uint64_t id = 1; id <= kCalls; ++id) {
+    send({.kind = Kind::kRequest, .id = id, .timeout_us = 600'000'000}, "large");
+  }
+  run_for(500ms);
+  EXPECT_GT(runs, 0);
+  EXPECT_LT(runs, 40);
+  read_and_drop();
+  EXPECT_TRUE(loop_->run_until([&] { return runs == kCalls; }, Deadline::after(kPatience)));
+}
+
 TEST_F(RoguePeer, SendsRequestsWithoutEnd) {
   const auto gate = std::make_shared<std::latch>(1);
   ASSERT_TRUE(agent_->add_function("waits",
@@ -123,13 +206,44 @@ TEST_F(RoguePeer, SendsRequestsWithoutEnd) {
                                    },
                                    {}));
   send_hello();
-  for (uint64_t id = 1; id <= 2 * kMaxCallsInFlight + 1; ++id) {
+  for (uint64_t id = 1; id <= kMaxCallsInFlight + 1; ++id) {
     send({.kind = Kind::kRequest, .id = id, .timeout_us = 60'000'000}, "waits");
   }
   const Error why = close_reason();
   gate->count_down();
   EXPECT_EQ(why.code, ErrorCode::kProtocol);
   EXPECT_NE(why.message.find("without waiting for a result"), std::string::npos) << why.message;
+}
+
+/// A caller that is cut off while it dials its two connections can dial again.
+TEST(IncompleteCaller, MayDialAgain) {
+  const std::shared_ptr<Store> store = memory_store();
+  auto options = options_for("a", "tcp");
+  options.tcp_streams = 2;
+  const auto agent = test::start(store, options);
+  const Deadline deadline = Deadline::after(kPatience);
+  const auto record = parse_worker_record(*store->get("rpc/rpc/name/a", deadline));
+  const auto loop = Loop::create().value();
+  std::vector<std::unique_ptr<Link>> links;
+  std::optional<Error> refused;
+  const auto dial = [&](int subflow) {
+    const size_t before = links.size();
+    const LinkIdentity identity{7,           1 << 30, "rpc/rpc", 0, {*store->get("rpc/rpc/secret", deadline), nullptr},
+                                {subflow, 2}};
+    const auto attempt = connect_link(*loop, *Address::parse(record->tcp_address), identity, agent->self().id, deadline,
+                                      [&](Result<std::unique_ptr<Link>> link) { links.push_back(std::move(*link)); });
+    ASSERT_TRUE(loop->run_until([&] { return links.size() > before; }, deadline));
+    links.back()->on_close([&](const Error& why) { refused = why; });
+  };
+  dial(0);
+  links.clear();
+  (void)loop->run_until([] { return false; }, Deadline::after(100ms));
+  dial(0);
+  dial(1);
+  (void)loop->run_until([&] { return refused.has_value(); }, Deadline::after(100ms));
+  EXPECT_FALSE(refused) << refused->to_string();
+  links.clear();
+  EXPECT_TRUE(agent->shutdown(deadline));
 }
 
 /// Cancels what it never sent; that is harmless.

@@ -6,8 +6,8 @@
 
 namespace muster::rpc {
 
-Channel::Channel(Link& link, uint64_t max_bytes, Handler handler, std::function<void(const Error&)> ended)
-    : link_(link), max_bytes_(max_bytes), handler_(std::move(handler)), ended_(std::move(ended)) {}
+Channel::Channel(Link& link, uint64_t max_bytes, Events events)
+    : link_(link), max_bytes_(max_bytes), events_(std::move(events)) {}
 
 // ---- writing
 
@@ -26,10 +26,15 @@ void Channel::flush() {
   sent->long_parts = std::exchange(long_parts_, {});
   segments_.assign(1, {sent->batch.data(), sent->batch.size()});
   for (const Buffer& part : sent->long_parts) segments_.push_back({part.data(), part.size()});
+  sent->bytes = 0;
+  for (const ConstSegment& segment : segments_) sent->bytes += segment.bytes;
+  unwritten_ += sent->bytes;
   sent_.push(std::move(sent));
   link_.send(segments_, [this](const Result<>&) {
     spare_ = sent_.pop();
     spare_->long_parts.clear();
+    unwritten_ -= spare_->bytes;
+    if (events_.written) events_.written();
   });
 }
 
@@ -39,7 +44,7 @@ void Channel::flush() {
 void Channel::read_batch() {
   const Segment into{header_.data(), header_.size()};
   link_.receive({&into, 1}, [this](const Result<>& received) {
-    if (!received) return ended_(received.error());
+    if (!received) return events_.ended(received.error());
     on_batch_header();
   });
 }
@@ -50,7 +55,7 @@ void Channel::on_batch_header() {
   input_.resize(*bytes);
   const Segment into{input_.data(), input_.size()};
   link_.receive({&into, 1}, [this](const Result<>& received) {
-    if (!received) return ended_(received.error());
+    if (!received) return events_.ended(received.error());
     unread_ = input_;
     handle_messages();
   });
@@ -60,8 +65,10 @@ void Channel::handle_messages() {
   while (!unread_.empty() && !closed_) {
     Result<ParsedMessage> parsed = parse_message(unread_, max_bytes_);
     if (!parsed) return reject(parsed.error());
+    parsed->arrived = steady_clock().now();
+    if (const auto valid = events_.announced(*parsed); !valid) return reject(valid.error());
     if (!parsed->long_parts.empty()) return receive_long_parts(std::move(*parsed));
-    handler_(std::move(*parsed));
+    events_.received(std::move(*parsed));
   }
   read_batch();
 }
@@ -84,8 +91,8 @@ void Channel::receive_long_parts(ParsedMessage parsed) {
     return reject(Error{ErrorCode::kResourceExhausted, "no memory for a message that arrives"});
   }
   link_.receive(into, [this](const Result<>& received) {
-    if (!received) return ended_(received.error());
-    handler_(std::move(partial_));
+    if (!received) return events_.ended(received.error());
+    events_.received(std::move(partial_));
     handle_messages();
   });
 }
@@ -95,7 +102,7 @@ void Channel::reject(const Error& why) {
   error.message = fmt::format("{}: {}", link_.peer().to_string(), why.message);
   error.rank = link_.peer().rank;
   close(error);
-  read_batch();  // which calls ended_
+  read_batch();  // which calls events_.ended
 }
 
 void Channel::close(const Error& why) {

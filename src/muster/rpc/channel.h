@@ -15,12 +15,22 @@ namespace muster::rpc {
 /// thread-safe: guarded by the endpoint's lock.
 class Channel {
  public:
-  using Handler = std::function<void(ParsedMessage)>;
+  /// May be called from within the link's functions.
+  struct Events {
+    /// The header and the inline parts of a message have arrived. Called before memory for its long parts is allocated.
+    /// An error closes the link.
+    std::function<Result<>(const ParsedMessage&)> announced;
+    /// All of the message has arrived.
+    std::function<void(ParsedMessage)> received;
+    /// A batch was handed to the transport. Optional.
+    std::function<void()> written;
+    /// The link has ended. Called once.
+    std::function<void(const Error&)> ended;
+  };
 
-  /// The link refers to this channel until it is closed or destroyed, which must happen first. Calls `handler` with
-  /// each message that arrives, and `ended` once when the link has ended, possibly from within the link's functions. A
-  /// message that is not valid closes the link with kProtocol. `max_bytes`: of one message.
-  Channel(Link& link, uint64_t max_bytes, Handler handler, std::function<void(const Error&)> ended);
+  /// The link refers to this channel until it is closed or destroyed, which must happen first. A message that is not
+  /// valid closes the link with kProtocol. `max_bytes`: of one message.
+  Channel(Link& link, uint64_t max_bytes, Events events);
   ~Channel() = default;
   /// Begins to read. Messages that are here already are handled before this returns.
   void start() { read_batch(); }
@@ -33,6 +43,8 @@ class Channel {
   void flush();
   /// True if the current batch is so long that it should be written now.
   bool is_full() const { return batch_.size() >= kFlushBytes; }
+  /// The bytes of batches that were not handed to the transport completely: the peer does not read them.
+  size_t unwritten() const { return unwritten_; }
   /// True if everything was handed to the transport.
   bool is_idle() const { return batch_.empty() && sent_.empty(); }
   Link& link() { return link_; }
@@ -46,6 +58,7 @@ class Channel {
   struct Sent {
     Bytes batch;
     std::vector<Buffer> long_parts;
+    size_t bytes = 0;
   };
   void read_batch();
   void on_batch_header();
@@ -55,13 +68,13 @@ class Channel {
 
   Link& link_;
   const uint64_t max_bytes_;
-  const Handler handler_;
-  const std::function<void(const Error&)> ended_;
+  const Events events_;
 
   BatchWriter batch_;
   std::vector<Buffer> long_parts_;    ///< of the last message of batch_
   Fifo<std::unique_ptr<Sent>> sent_;  ///< batches that the link has not written completely
   std::unique_ptr<Sent> spare_;       ///< its memory is used again
+  size_t unwritten_ = 0;              ///< bytes of sent_
   std::vector<ConstSegment> segments_;
 
   std::array<uint8_t, kBatchHeaderBytes> header_{};

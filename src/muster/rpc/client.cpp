@@ -17,6 +17,15 @@ constexpr Duration kDialTime = std::chrono::hours(24);
 /// The pings in one heartbeat timeout.
 constexpr int kPings = 4;
 
+/// Checks an answer before memory is allocated for it.
+Result<> check_answer(const PeerCalls& calls, const MessageHeader& header) {
+  const Kind kind = header.kind;
+  const bool is_answer = kind == Kind::kReply || kind == Kind::kError || kind == Kind::kStarted;
+  if (is_answer && calls.is_in_flight(header.id)) return {};
+  return fail(ErrorCode::kProtocol,
+              fmt::format("sent a message of kind {} for request {}", static_cast<int>(kind), header.id));
+}
+
 double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 }  // namespace
@@ -88,7 +97,7 @@ void Client::finish(OutgoingCall& call, CallResult result) {
 
 void Client::abandon(OutgoingCall& call, CallError why) {
   if (call.done()) return;
-  if (call.canceled) call.canceled->store(true, std::memory_order_relaxed);
+  if (call.cancel_here) call.cancel_here();
   if (const auto found = callees_.find(call.peer); found != callees_.end()) {
     Callee& callee = *found->second;
     const bool sent = !call.waits && call.id != 0;
@@ -207,8 +216,11 @@ void Client::on_linked(Rank rank, Link& link) {
     });
   };
   callee.channel = std::make_unique<Channel>(
-      link, options_.max_message_bytes, [this, &callee](ParsedMessage answer) { on_answer(callee, std::move(answer)); },
-      ended);
+      link, options_.max_message_bytes,
+      Channel::Events{
+          .announced = [&callee](const ParsedMessage& answer) { return check_answer(callee.calls, answer.header); },
+          .received = [this, &callee](ParsedMessage answer) { on_answer(callee, std::move(answer)); },
+          .ended = ended});
   callee.channel->start();
   Writer process;
   process.put<int32_t>(self_.process.pid).put_string(self_.process.domain);
@@ -227,11 +239,7 @@ void Client::on_answer(Callee& callee, ParsedMessage answer) {
 
 Result<> Client::handle_answer(Callee& callee, ParsedMessage& answer) {
   const Kind kind = answer.header.kind;
-  if (kind != Kind::kReply && kind != Kind::kError && kind != Kind::kStarted) {
-    return fail(ErrorCode::kProtocol,
-                fmt::format("{} sent an answer of kind {}", callee.record.to_string(), static_cast<int>(kind)));
-  }
-  MUSTER_ASSIGN(const CallPtr call, callee.calls.on_answer(answer.header.id));
+  MUSTER_ASSIGN(const CallPtr call, callee.calls.on_answer(answer.header.id, kind == Kind::kStarted));
   if (kind == Kind::kError) {
     MUSTER_ASSIGN(CallError error, parse_error(answer.message));
     error.error.rank = callee.record.worker.id;

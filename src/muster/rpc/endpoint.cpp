@@ -192,16 +192,16 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
 
   /// The segments are copied, as if they had traveled.
   void call_self(const CallPtr& call) {
-    call->canceled = std::make_shared<std::atomic<bool>>(false);
-    Request request{self_.worker, call->function, std::exchange(call->arguments, {}),
-                    Deadline::at(call->deadline->first), call->canceled};
+    Request request{
+        self_.worker, call->function, std::exchange(call->arguments, {}), Deadline::at(call->deadline->first), {}};
     for (Buffer& segment : request.arguments.segments) segment = Buffer::copy_of(segment.view());
-    server_->serve_self(std::move(request), [this, call](CallResult result) {
+    auto cancel = server_->serve_self(std::move(request), call->options.one_way, [this, call](CallResult result) {
       LoopDriver::Lock lock = driver_.lock();
       client_->finish(*call, std::move(result));
       driver_.run_callbacks(lock);
     });
-    if (call->options.one_way) client_->finish(*call, Message());
+    if (!cancel) return client_->finish(*call, tl::unexpected(CallError{cancel.error(), {}, {}}));
+    call->cancel_here = std::move(*cancel);
   }
 
   void on_linked(Rank rank, LinkTable::Side side, Link& link) {

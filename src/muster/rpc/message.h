@@ -29,6 +29,9 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
+/// What a segment counts for in a window beside its bytes: the memory that a short one needs.
+inline constexpr size_t kSegmentOverhead = 128;
+
 /// The arguments or the result of a call. This layer does not look inside. `segments` are sent from where they are, so
 /// their memory must not change until the call has ended. If the call timed out or was canceled, it must not change
 /// until the owner of the buffer has been released, because the bytes may still be on their way.
@@ -41,6 +44,8 @@ struct Message {
     for (const Buffer& segment : segments) sum += segment.size();
     return sum;
   }
+  /// What the message counts for in a window.
+  size_t footprint() const { return bytes() + segments.size() * kSegmentOverhead; }
 };
 
 }  // namespace muster::rpc

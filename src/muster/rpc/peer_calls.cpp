@@ -16,21 +16,24 @@ bool PeerCalls::add(CallPtr call) {
 
 CallPtr PeerCalls::next() {
   if (waiting_.empty() || in_flight_.size() >= limits_.in_flight) return nullptr;
-  const uint64_t bytes = waiting_.front()->arguments.bytes();
+  const uint64_t bytes = waiting_.front()->arguments.footprint();
   if (!in_flight_.empty() && bytes_ + bytes > limits_.bytes) return nullptr;
   CallPtr call = std::move(waiting_.front());
   waiting_.pop_front();
   call->waits = false;
   call->id = ++last_id_;
   bytes_ += bytes;
-  in_flight_.emplace(call->id, InFlight{call, bytes});
+  in_flight_.emplace(call->id, InFlight{call, bytes, call->options.one_way});
   return call;
 }
 
-Result<CallPtr> PeerCalls::on_answer(uint64_t id) {
+Result<CallPtr> PeerCalls::on_answer(uint64_t id, bool started) {
   const auto found = in_flight_.find(id);
   if (found == in_flight_.end()) {
     return fail(ErrorCode::kProtocol, fmt::format("an answer to request {}, which waits for none", id));
+  }
+  if (started && !found->second.one_way) {
+    return fail(ErrorCode::kProtocol, fmt::format("the start of request {}, which waits for a result", id));
   }
   CallPtr call = std::move(found->second.call);
   bytes_ -= found->second.bytes;

@@ -21,10 +21,10 @@ struct OutgoingCall : CallState {
   std::multimap<TimePoint, std::shared_ptr<OutgoingCall>>::iterator deadline;  ///< in the list of pending calls
   Rank peer = kNoRank;                                                         ///< id of the worker, once it is known
   uint64_t id = 0;     ///< of the request, once it was sent; numbers the requests to one worker from 1
-  bool waits = false;  ///< for a connection, or for room in the window
+  bool waits = false;  ///< for its worker to be found, for a connection, or for room in the window
   std::list<std::shared_ptr<OutgoingCall>>::iterator place;  ///< in the list of waiting calls, while it waits
   bool retried = false;
-  std::shared_ptr<std::atomic<bool>> canceled;  ///< of a call to this worker itself
+  std::function<void()> cancel_here;  ///< of a call to this worker itself
 
   /// "call of "f" at worker "ps"".
   std::string to_string() const;
@@ -38,7 +38,7 @@ class PeerCalls {
   struct Limits {
     size_t queued;     ///< calls that wait
     size_t in_flight;  ///< calls that were sent and have no reply
-    uint64_t bytes;    ///< of the arguments of the calls in flight; one call may have more
+    uint64_t bytes;    ///< footprint of the arguments of the calls in flight; one call may have more
   };
 
   explicit PeerCalls(const Limits& limits) : limits_(limits) {}
@@ -49,8 +49,9 @@ class PeerCalls {
   /// has no room.
   CallPtr next();
   /// The window has room again, because the request with this id was answered. Returns its call, null if that has ended
-  /// before. kProtocol for an id that was not sent, or was answered before.
-  Result<CallPtr> on_answer(uint64_t id);
+  /// before. kProtocol for an id that was not sent, or was answered before, and if only the start of a call was
+  /// reported that is not one-way.
+  Result<CallPtr> on_answer(uint64_t id, bool started = false);
   /// The caller does not wait any more. A request in the window keeps its room until it is answered, because the worker
   /// may still be busy with it.
   void abandon(OutgoingCall& call);
@@ -59,6 +60,7 @@ class PeerCalls {
   /// Removes the calls that wait, and returns them.
   std::vector<CallPtr> take_waiting();
 
+  bool is_in_flight(uint64_t id) const { return in_flight_.contains(id); }
   bool has_waiting() const { return !waiting_.empty(); }
   size_t in_flight() const { return in_flight_.size(); }
 
@@ -66,12 +68,13 @@ class PeerCalls {
   struct InFlight {
     CallPtr call;  ///< null: abandoned
     uint64_t bytes = 0;
+    bool one_way = false;
   };
 
   const Limits limits_;
   std::list<CallPtr> waiting_;
   std::unordered_map<uint64_t, InFlight> in_flight_;
-  uint64_t bytes_ = 0;  ///< of the arguments in flight
+  uint64_t bytes_ = 0;  ///< footprint of the arguments in flight
   uint64_t last_id_ = 0;
 };
 

@@ -9,8 +9,8 @@
 namespace muster::rpc {
 namespace {
 
-/// The most requests of one caller that have no result: twice as many as muster's own client sends.
-constexpr size_t kMaxServing = 2 * kMaxCallsInFlight;
+/// If more bytes of results than this wait for a caller to read them, its next functions start later.
+constexpr size_t kMaxUnreadBytes = kMaxBytesInFlight;
 constexpr uint64_t kMaxTimeoutUs = uint64_t{365} * 86'400 * 1'000'000;
 
 }  // namespace
@@ -20,6 +20,9 @@ struct Server::Caller {
   std::unique_ptr<Channel> channel;  ///< null once the link has ended
   uint64_t last_id = 0;              ///< of its requests
   std::unordered_map<uint64_t, ServedPtr> serving;
+  uint64_t bytes = 0;                ///< footprint of the requests in `serving`
+  std::atomic<bool> behind = false;  ///< over kMaxUnreadBytes; written with the lock, a hint without it
+  std::vector<ServedPtr> held;       ///< calls that start when it is not behind any more
   bool corked = false;
 };
 
@@ -30,35 +33,59 @@ class Server::ServedCall : public LoopDriver::Task,
  public:
   ServedCall(Server& server, Request request) : server_(server), owner_(server.owner_), request_(std::move(request)) {}
 
+  /// Needs the lock. A call that has not started does not keep its arguments.
+  void cancel() {
+    canceled_.store(true, std::memory_order_relaxed);
+    if (!claimed_.exchange(true)) request_.arguments = {};
+  }
+
   /// A function may finish its call after the server is gone.
   void finish(CallResult result) final {
-    if (const auto alive = owner_.lock()) send(std::move(result));
+    const auto alive = owner_.lock();
+    if (!alive) return;
+    if (result) {
+      const auto valid = check_message("result", *result, server_.options_.max_message_bytes);
+      if (!valid) result = tl::unexpected(CallError{valid.error(), {}, {}});
+    }
+    send(std::move(result));
   }
 
  protected:
   virtual void send(CallResult result) = 0;
-  void run_function() { server_.functions_.run(std::move(request_), Responder(shared_from_this())); }
+  void refuse(ErrorCode code, std::string why) { finish(tl::unexpected(local_error(code, std::move(why)))); }
+  /// False if the caller does not wait any more: the call has ended without its function.
+  bool claim() {
+    if (!claimed_.exchange(true) && !request_.deadline.passed()) return true;
+    refuse(ErrorCode::kAborted, "the caller stopped waiting before the function began");
+    return false;
+  }
+  void run_function() {
+    request_.canceled_ = std::shared_ptr<const std::atomic<bool>>(shared_from_this(), &canceled_);
+    server_.functions_.run(std::move(request_), Responder(shared_from_this()));
+  }
 
   Server& server_;
   const std::weak_ptr<void> owner_;
   Request request_;
+
+ private:
+  std::atomic<bool> canceled_ = false;
+  std::atomic<bool> claimed_ = false;  ///< by run() or by cancel(), and the arguments with it
 };
 
 class Server::RemoteCall final : public ServedCall {
  public:
-  RemoteCall(Server& server, Request request, std::shared_ptr<Caller> by, const MessageHeader& header)
+  RemoteCall(Server& server, Request request, std::shared_ptr<Caller> by, const ParsedMessage& message)
       : ServedCall(server, std::move(request)),
         caller(std::move(by)),
-        id(header.id),
-        one_way((header.flags & kOneWay) != 0),
-        retry_((header.flags & kRetry) != 0) {}
-
-  void cancel() { canceled_.store(true, std::memory_order_relaxed); }
+        id(message.header.id),
+        footprint(message.footprint),
+        one_way((message.header.flags & kOneWay) != 0),
+        retry_((message.header.flags & kRetry) != 0) {}
 
   void run() override {
-    if (canceled_.load(std::memory_order_relaxed) || request_.deadline.passed()) {
-      return refuse(ErrorCode::kAborted, "the caller stopped waiting before the function began");
-    }
+    if (caller->behind.load(std::memory_order_relaxed) && server_.hold(*this)) return;
+    if (!claim()) return;
     if (retry_ && !server_.functions_.is_idempotent(request_.function)) {
       return refuse(ErrorCode::kPeerLost,
                     fmt::format("the connection broke while this call was running, and \"{}\" was not added as "
@@ -66,36 +93,39 @@ class Server::RemoteCall final : public ServedCall {
                                 request_.function));
     }
     if (one_way) server_.acknowledge(*this);
-    request_.canceled_ = std::shared_ptr<const std::atomic<bool>>(shared_from_this(), &canceled_);
     run_function();
   }
 
   const std::shared_ptr<Caller> caller;
-  const uint64_t id;
+  const uint64_t id, footprint;
   const bool one_way;
 
  private:
   void send(CallResult result) override { server_.finish(*this, std::move(result)); }
-  void refuse(ErrorCode code, std::string why) { finish(tl::unexpected(local_error(code, std::move(why)))); }
 
   const bool retry_;
-  std::atomic<bool> canceled_ = false;
 };
 
 class Server::SelfCall final : public ServedCall {
  public:
-  SelfCall(Server& server, Request request, std::function<void(CallResult)> done)
-      : ServedCall(server, std::move(request)), done_(std::move(done)) {}
-  void run() override { run_function(); }
+  SelfCall(Server& server, Request request, bool one_way, std::function<void(CallResult)> done)
+      : ServedCall(server, std::move(request)), one_way_(one_way), done_(std::move(done)) {}
+  void run() override {
+    if (!claim()) return;
+    if (one_way_) done_(Message());
+    run_function();
+  }
 
  private:
   void send(CallResult result) override {
     done_(std::move(result));
     const auto lock = server_.driver_.lock();
     --server_.running_;
+    --server_.self_calls_;
     server_.driver_.notify();
   }
 
+  const bool one_way_;
   const std::function<void(CallResult)> done_;
 };
 
@@ -107,13 +137,17 @@ void Server::on_linked(Rank rank, Link& link) {
       if (const auto lost = weak.lock(); lost && lost->channel) on_lost(rank);
     });
   };
-  // A weak pointer, because the caller owns the channel.
+  // The channel belongs to the caller. A weak pointer, because a message's call shares the caller.
   caller->channel = std::make_unique<Channel>(
       link, options_.max_message_bytes,
-      [this, weak = std::weak_ptr(caller)](ParsedMessage message) {
-        if (const auto sender = weak.lock()) on_message(sender, std::move(message));
-      },
-      ended);
+      Channel::Events{.announced = [this, &caller = *caller](
+                                       const ParsedMessage& message) { return on_announced(caller, message); },
+                      .received =
+                          [this, weak = std::weak_ptr(caller)](ParsedMessage message) {
+                            if (const auto sender = weak.lock()) on_message(sender, std::move(message));
+                          },
+                      .written = [this, &caller = *caller] { on_written(caller); },
+                      .ended = ended});
   caller->channel->start();
 }
 
@@ -132,35 +166,44 @@ void Server::cancel_calls(Caller& caller) {
 /// Its calls refer to the caller, so they are removed from it.
 void Server::drop(Caller& caller) {
   cancel_calls(caller);
+  release_held(caller);
   caller.serving.clear();
   caller.channel.reset();
 }
 
-// ---- requests
-
-void Server::on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message) {
-  if (const Result<> handled = handle_message(caller, message); !handled) {
-    Link& link = caller->channel->link();
-    Error why = handled.error();
-    why.message = fmt::format("{} {}", link.peer().to_string(), why.message);
-    caller->channel->close(why);
-  }
+/// False if the caller does not wait for the call any more, or is gone.
+bool Server::remove(RemoteCall& call) {
+  if (call.caller->serving.erase(call.id) == 0) return false;
+  call.caller->bytes -= call.footprint;
+  return true;
 }
 
-Result<> Server::handle_message(const std::shared_ptr<Caller>& caller, ParsedMessage& message) {
-  if (caller->worker.name.empty()) return on_hello(*caller, message);
-  if (message.header.kind == Kind::kRequest) return on_request(caller, message);
-  if (message.header.kind != Kind::kCancel) {
-    return fail(ErrorCode::kProtocol, fmt::format("sent a message of kind {} to a worker that it calls",
-                                                  static_cast<int>(message.header.kind)));
+// ---- requests
+
+/// Checks a message before memory is allocated for it. The caller's own window keeps the limits: this worker removes a
+/// call before it answers, so it never counts more than the caller.
+Result<> Server::on_announced(Caller& caller, const ParsedMessage& message) {
+  const MessageHeader& header = message.header;
+  if (caller.worker.name.empty()) return on_hello(caller, message);
+  if (header.kind == Kind::kCancel && message.long_parts.empty()) return {};
+  if (header.kind != Kind::kRequest) {
+    return fail(ErrorCode::kProtocol,
+                fmt::format("sent a message of kind {} to a worker that it calls", static_cast<int>(header.kind)));
   }
-  const auto found = caller->serving.find(message.header.id);
-  if (found != caller->serving.end()) found->second->cancel();
+  if (header.id <= caller.last_id) {
+    return fail(ErrorCode::kProtocol, fmt::format("sent request {} after request {}", header.id, caller.last_id));
+  }
+  const size_t calls = caller.serving.size();
+  if (calls >= kMaxCallsInFlight || (calls > 0 && caller.bytes + message.footprint > kMaxBytesInFlight)) {
+    return fail(ErrorCode::kProtocol, fmt::format("sent {} requests with {} without waiting for a result", calls + 1,
+                                                  format_bytes(caller.bytes + message.footprint)));
+  }
+  caller.last_id = header.id;
   return {};
 }
 
 Result<> Server::on_hello(Caller& caller, const ParsedMessage& hello) {
-  if (hello.header.kind != Kind::kHello || hello.name.empty()) {
+  if (hello.header.kind != Kind::kHello || hello.name.empty() || !hello.long_parts.empty()) {
     return fail(ErrorCode::kProtocol, "did not send its name first");
   }
   if (hello.header.flags != kWireVersion) {
@@ -181,48 +224,52 @@ Result<> Server::on_hello(Caller& caller, const ParsedMessage& hello) {
   return {};
 }
 
-Result<> Server::on_request(const std::shared_ptr<Caller>& caller, ParsedMessage& message) {
+void Server::on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message) {
   const MessageHeader& header = message.header;
-  if (header.id <= caller->last_id) {
-    return fail(ErrorCode::kProtocol, fmt::format("sent request {} after request {}", header.id, caller->last_id));
+  if (header.kind == Kind::kCancel) {
+    const auto found = caller->serving.find(header.id);
+    if (found != caller->serving.end()) found->second->cancel();
   }
-  if (caller->serving.size() >= kMaxServing) {
-    return fail(ErrorCode::kProtocol, fmt::format("sent {} requests without waiting for a result", kMaxServing));
-  }
-  caller->last_id = header.id;
-  const std::chrono::microseconds timeout(std::min(header.timeout_us, kMaxTimeoutUs));
-  Request request{caller->worker, std::string(message.name), std::move(message.message), Deadline::after(timeout), {}};
-  const auto call = std::make_shared<RemoteCall>(*this, std::move(request), caller, header);
+  if (header.kind != Kind::kRequest) return;
+  // From the arrival of the header: the long parts may have taken most of the time.
+  const Deadline deadline =
+      Deadline::at(message.arrived + std::chrono::microseconds(std::min(header.timeout_us, kMaxTimeoutUs)));
+  Request request{caller->worker, std::string(message.name), std::move(message.message), deadline, {}};
+  const auto call = std::make_shared<RemoteCall>(*this, std::move(request), caller, message);
   caller->serving.emplace(call->id, call);
+  caller->bytes += call->footprint;
   ++running_;
   driver_.add_task(std::shared_ptr<LoopDriver::Task>(call));
-  return {};
 }
 
-void Server::serve_self(Request request, std::function<void(CallResult)> done) {
+Result<std::function<void()>> Server::serve_self(Request request, bool one_way, std::function<void(CallResult)> done) {
+  if (self_calls_ >= options_.max_queued_calls) {
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("{} calls of this worker to itself wait already: wait for some of them first",
+                            options_.max_queued_calls));
+  }
+  const auto call = std::make_shared<SelfCall>(*this, std::move(request), one_way, std::move(done));
   ++running_;
-  driver_.add_task(
-      std::shared_ptr<LoopDriver::Task>(std::make_shared<SelfCall>(*this, std::move(request), std::move(done))));
+  ++self_calls_;
+  driver_.add_task(std::shared_ptr<LoopDriver::Task>(call));
+  return [weak = std::weak_ptr(call)] {
+    if (const auto alive = weak.lock()) alive->cancel();
+  };
 }
 
 // ---- results
 
 void Server::acknowledge(RemoteCall& call) {
   const auto lock = driver_.lock();
-  if (call.caller->serving.erase(call.id) != 0) write(call, Kind::kStarted, {});
+  if (remove(call)) write(call, Kind::kStarted, {});
 }
 
 void Server::finish(RemoteCall& call, CallResult result) {
-  if (result) {
-    if (const auto valid = check_message("result", *result, options_.max_message_bytes); !valid) {
-      result = tl::unexpected(CallError{valid.error(), {}, {}});
-    }
-  }
   const auto lock = driver_.lock();
   if (closed_) return;
   --running_;
   driver_.notify();
-  if (call.caller->serving.erase(call.id) == 0) return;  // one-way, or the caller is gone
+  if (!remove(call)) return;  // one-way, or the caller is gone
   write(call, result ? Kind::kReply : Kind::kError, result ? *result : encode_error(result.error()));
 }
 
@@ -233,9 +280,10 @@ void Server::write(RemoteCall& call, Kind kind, const Message& message) {
   if (!driver_.runs_more_tasks() || caller.channel->is_full()) {
     caller.channel->flush();
     if (!caller.channel->is_idle()) driver_.wake();  // the thread that drives the loop writes the rest
-    return;
+  } else if (!std::exchange(caller.corked, true)) {
+    corked_.push_back(call.caller);
   }
-  if (!std::exchange(caller.corked, true)) corked_.push_back(call.caller);
+  caller.behind = caller.channel->unwritten() > kMaxUnreadBytes;
 }
 
 void Server::flush() {
@@ -244,6 +292,27 @@ void Server::flush() {
     if (caller->channel) caller->channel->flush();
   }
   corked_.clear();
+}
+
+void Server::on_written(Caller& caller) {
+  if (!caller.behind || caller.channel->unwritten() > kMaxUnreadBytes) return;
+  caller.behind = false;
+  release_held(caller);
+}
+
+/// Keeps a call of a caller that does not read its results from starting. Its requests are still read: they are
+/// bounded, and so pings and cancellations arrive.
+bool Server::hold(RemoteCall& call) {
+  const auto lock = driver_.lock();
+  Caller& caller = *call.caller;
+  if (!caller.behind || !caller.serving.contains(call.id)) return false;
+  caller.held.push_back(caller.serving.at(call.id));
+  return true;
+}
+
+void Server::release_held(Caller& caller) {
+  for (auto& call : std::exchange(caller.held, {}))
+    driver_.add_task(std::shared_ptr<LoopDriver::Task>(std::move(call)));
 }
 
 bool Server::is_idle() const {

@@ -27,8 +27,9 @@ class Server {
   void on_linked(Rank rank, Link& link);
   /// The link of the caller has ended, or its process has died. Its calls go on, but count as canceled.
   void on_lost(Rank rank);
-  /// Runs a call of this worker to itself. `done` is called without the lock.
-  void serve_self(Request request, std::function<void(CallResult)> done);
+  /// Runs a call of this worker to itself. `done` is called without the lock: with the result, and for a one-way call
+  /// first when its function starts. The returned function cancels the call. kResourceExhausted if too many wait.
+  Result<std::function<void()>> serve_self(Request request, bool one_way, std::function<void(CallResult)> done);
   /// Writes the results that were held back.
   void flush();
   /// True if no function runs and all results were handed to the transport.
@@ -48,14 +49,17 @@ class Server {
   using ServedPtr = std::shared_ptr<RemoteCall>;
 
   static void cancel_calls(Caller& caller);
-  static void drop(Caller& caller);
-  void on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message);
-  Result<> handle_message(const std::shared_ptr<Caller>& caller, ParsedMessage& message);
+  static bool remove(RemoteCall& call);
+  void drop(Caller& caller);
+  Result<> on_announced(Caller& caller, const ParsedMessage& message);
   Result<> on_hello(Caller& caller, const ParsedMessage& hello);
-  Result<> on_request(const std::shared_ptr<Caller>& caller, ParsedMessage& message);
+  void on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message);
   void finish(RemoteCall& call, CallResult result);
   void acknowledge(RemoteCall& call);
   void write(RemoteCall& call, Kind kind, const Message& message);
+  void on_written(Caller& caller);
+  bool hold(RemoteCall& call);
+  void release_held(Caller& caller);
 
   LoopDriver& driver_;
   LinkTable& links_;
@@ -64,7 +68,8 @@ class Server {
   std::weak_ptr<void> owner_;
   std::unordered_map<Rank, std::shared_ptr<Caller>> callers_;
   std::vector<std::shared_ptr<Caller>> corked_;  ///< callers with results that flush() will write
-  size_t running_ = 0;                           ///< functions that have not finished their Responder
+  size_t running_ = 0;                           ///< calls that have not finished their Responder
+  size_t self_calls_ = 0;                        ///< those of this worker to itself
   bool closed_ = false;
 };
 

@@ -27,6 +27,8 @@ inline constexpr size_t kMaxNameBytes = 1024;
 inline constexpr size_t kMaxSegments = 1 << 16;
 /// The most bytes of a batch, and so the most memory that a receiver allocates for small messages of one peer.
 inline constexpr size_t kMaxBatchBytes = size_t{1} << 20;
+/// A receiver allocates the head at once. Longer data belongs into segments, whose memory is only used as they arrive.
+inline constexpr size_t kMaxHeadBytes = size_t{16} << 20;
 /// A part of a message that is longer than this follows the batch, and is received into memory of its own.
 inline constexpr size_t kMaxInlineBytes = size_t{16} << 10;
 /// The most inline bytes of one message. Later parts follow the batch.
@@ -88,6 +90,8 @@ struct ParsedMessage {
   Message message;                                    ///< inline parts are copied; long parts are empty
   std::vector<std::pair<size_t, size_t>> long_parts;  ///< index of the segment and bytes; index kHeadPart: the head
   static constexpr size_t kHeadPart = SIZE_MAX;
+  uint64_t footprint = 0;  ///< Message::footprint(), with the long parts
+  TimePoint arrived;       ///< set by the channel: when the header arrived
 };
 
 /// Returns the length of a batch from its header. kProtocol if it is not valid.
