@@ -121,6 +121,137 @@ TEST_F(RpcFailure, ManyUnknownNamesDoNotBlockTheHandlers) {
   for (const Future& future : lost) EXPECT_EQ(error_of(future).error.code, ErrorCode::kTimeout);
 }
 
+TEST_F(RpcFailure, NamesAreLookedUpWhileAllFunctionsBlock) {
+  auto options = options_for("a", "shm,tcp");
+  options.max_handlers = 1;
+  const auto a = start(options), b = start("b"), c = start("c");
+  std::latch started(1), gate(1);
+  ASSERT_TRUE(a->add_function("waits",
+                              [&](Request, Responder responder) {
+                                started.count_down();
+                                gate.wait();
+                                responder.reply({});
+                              },
+                              {}));
+  ASSERT_TRUE(c->add_function("echo", echo, {}));
+  const Future waiting = b->call("a", "waits", {}, {});
+  started.wait();
+  EXPECT_EQ(text(result_of(a->call("c", "echo", text("x"), {.timeout = 10s}))), "x");
+  gate.count_down();
+  (void)result_of(waiting);
+}
+
+TEST_F(RpcFailure, ThousandsOfUnknownNamesDoNotDelayAKnownOne) {
+  const auto a = start("a"), b = start("b");
+  ASSERT_TRUE(b->add_function("echo", echo, {}));
+  std::vector<Future> lost;
+  for (int i = 0; i < 6000; ++i) lost.push_back(a->call("nobody" + std::to_string(i), "f", {}, {.timeout = 2s}));
+  EXPECT_EQ(text(result_of(a->call("b", "echo", text("x"), {.timeout = 1s}))), "x");
+  for (const Future& future : lost) EXPECT_EQ(error_of(future).error.code, ErrorCode::kTimeout);
+}
+
+TEST_F(RpcFailure, AFunctionInABarrierLetsOthersRun) {
+  auto options = options_for("b", "shm,tcp");
+  options.max_handlers = 1;
+  const auto a = start("a"), b = start(options);
+  std::latch started(1);
+  ASSERT_TRUE(b->add_function("meets",
+                              [&](Request, Responder responder) {
+                                started.count_down();
+                                EXPECT_TRUE(b->barrier("here", 2, Deadline::after(kPatience)));
+                                responder.reply({});
+                              },
+                              {}));
+  ASSERT_TRUE(b->add_function("echo", echo, {}));
+  const Future meeting = a->call("b", "meets", {}, {});
+  started.wait();
+  EXPECT_EQ(text(result_of(a->call("b", "echo", text("x"), {.timeout = 10s}))), "x");
+  EXPECT_TRUE(a->barrier("here", 2, Deadline::after(kPatience)));
+  (void)result_of(meeting);
+}
+
+TEST_F(RpcFailure, ARecordOfAnotherNameIsRefused) {
+  const auto a = start("a"), b = start("b");
+  const Deadline deadline = Deadline::after(kPatience);
+  ASSERT_TRUE(store_->set("rpc/rpc/name/alias", *store_->get("rpc/rpc/name/b", deadline), deadline));
+  const CallError error = error_of(a->call("alias", "f", {}, {.timeout = 5s}));
+  EXPECT_EQ(error.error.code, ErrorCode::kProtocol) << error.to_string();
+}
+
+TEST_F(RpcFailure, CallsToAWorkerThatLeftFailAtOnce) {
+  const auto a = start("a"), b = start("b");
+  ASSERT_TRUE(b->add_function("echo", echo, {.idempotent = true}));
+  (void)result_of(a->call("b", "echo", {}, {}));
+  ASSERT_TRUE(b->shutdown(Deadline::after(kPatience)));
+  const CallError error = error_of(a->call("b", "echo", {}, {}));
+  EXPECT_EQ(error.error.code, ErrorCode::kPeerLost) << error.to_string();
+  EXPECT_NE(error.error.message.find("worker \"b\" (id 1"), std::string::npos) << error.to_string();
+  EXPECT_NE(error.error.message.find("has left"), std::string::npos) << error.to_string();
+  const Future waits = a->call("b", "echo", text("x"), {.idempotent = true});
+  EXPECT_FALSE(waits.wait_until(Deadline::after(100ms)));
+  const auto again = start("b");
+  ASSERT_TRUE(again->add_function("echo", echo, {.idempotent = true}));
+  (void)waits.wait();  // it may have arrived before the function was added
+  EXPECT_EQ(text(result_of(a->call("b", "echo", text("y"), {}))), "y");
+}
+
+TEST_F(RpcFailure, TheQueueOfAnUnknownWorkerHasACap) {
+  auto options = options_for("a", "shm,tcp");
+  options.max_queued_calls = 10;
+  const auto a = start(options);
+  std::vector<Future> futures;
+  for (int i = 0; i < 11; ++i) futures.push_back(a->call("nobody", "f", {}, {}));
+  EXPECT_EQ(error_of(futures.back()).error.code, ErrorCode::kResourceExhausted);
+  for (const Future& future : futures) future.cancel();
+  EXPECT_EQ(error_of(a->call("nobody", "f", {}, {.timeout = 10ms})).error.code, ErrorCode::kTimeout);
+}
+
+TEST_F(RpcFailure, CallsToItselfHaveDeadlinesAndACap) {
+  auto options = options_for("a", "shm,tcp");
+  options.max_handlers = 1;
+  options.max_queued_calls = 10;
+  options.max_message_bytes = 1 << 20;
+  const auto a = start(options);
+  std::latch gate(1);
+  std::atomic<int> runs = 0;
+  ASSERT_TRUE(a->add_function("waits",
+                              [&](Request request, Responder responder) {
+                                gate.wait();
+                                EXPECT_FALSE(request.canceled());
+                                responder.reply({});
+                              },
+                              {}));
+  ASSERT_TRUE(a->add_function("count", [&](Request, Responder) { ++runs; }, {}));
+  ASSERT_TRUE(a->add_function("large",
+                              [](Request, Responder responder) {
+                                responder.reply(Message{{}, {Buffer::allocate((1 << 20) + 1)}});
+                              },
+                              {}));
+  const Future waiting = a->call("a", "waits", {}, {});
+  EXPECT_EQ(error_of(a->call("a", "count", {}, {.timeout = 10ms})).error.code, ErrorCode::kTimeout);
+  for (int i = 2; i < 10; ++i) a->call("a", "count", {}, {}).cancel();
+  EXPECT_EQ(error_of(a->call("a", "count", {}, {})).error.code, ErrorCode::kResourceExhausted);
+  gate.count_down();
+  (void)result_of(waiting);
+  const CallError error = error_of(a->call("a", "large", {}, {}));
+  EXPECT_NE(error.error.message.find("over the cap of 1 MiB"), std::string::npos) << error.to_string();
+  EXPECT_TRUE(a->shutdown(Deadline::after(kPatience)));
+  EXPECT_EQ(runs, 0);
+}
+
+TEST_F(RpcFailure, ACallThatHasEndedReleasesItsArguments) {
+  const auto a = start("a"), b = start("b");
+  ASSERT_TRUE(b->add_function("echo", echo, {.idempotent = true}));
+  const auto memory = std::make_shared<int>();
+  const std::weak_ptr<int> alive = memory;
+  const Message message{{}, {Buffer(memory, memory.get(), sizeof(int))}};
+  const Future done = a->call("b", "echo", message, {.idempotent = true});
+  (void)result_of(done);
+  const Future timed_out = a->call("nobody", "echo", message, {.timeout = 10ms});
+  (void)error_of(timed_out);
+  EXPECT_EQ(alive.use_count(), 2) << "of this test alone";
+}
+
 TEST_F(RpcFailure, TheQueueOfAWorkerHasACap) {
   auto options = options_for("a", "shm,tcp");
   options.max_queued_calls = 10;

@@ -99,7 +99,8 @@ class LoopDriver {
   void add_task(Function function);
   /// For a task: true if this thread will run another task before it drives the loop.
   bool runs_more_tasks() const { return on_own_thread() && driven_by_ == DrivenBy::kNoThread && queued_tasks() > 0; }
-  /// For a task that waits for something else than the loop: while this exists, the task does not count as running.
+  /// For a task that waits for something else than the loop: while this exists, the task does not count as running. On
+  /// other threads it has no effect.
   class BlockedTask {
    public:
     explicit BlockedTask(LoopDriver& driver) : driver_(driver) { change(-1); }
@@ -109,6 +110,7 @@ class LoopDriver {
 
    private:
     void change(int change) {
+      if (!driver_.on_own_thread()) return;
       const Lock lock = driver_.lock();
       driver_.change_running(change);
     }

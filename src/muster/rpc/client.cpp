@@ -3,14 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <system_error>
 
 #include "muster/transport/transport.h"
 
 namespace muster::rpc {
 namespace {
 
-/// A lookup of a name ends after so long, and begins again if calls still wait for it.
-constexpr Duration kLookupTime = 200ms;
+/// The longest wait for an answer of the store.
+constexpr Duration kLookUpTime = 2s;
+/// The pause before a name is looked up again doubles from the first to the second value.
+constexpr Duration kMinLookUpPause = 10ms, kMaxLookUpPause = 200ms;
+/// The most workers that are remembered to have left.
+constexpr size_t kMaxLeft = 4096;
 constexpr Duration kRetryDelay = 100ms;
 /// The calls have their own deadlines, so a dial has practically none.
 constexpr Duration kDialTime = std::chrono::hours(24);
@@ -54,9 +59,13 @@ void Client::dispatch(const CallPtr& call) {
   Callee& callee = *callees_.at(name->second);
   call->peer = name->second;
   if (callee.calls.add(call)) return send_waiting(callee);
-  finish(*call, tl::unexpected(local_error(ErrorCode::kResourceExhausted,
-                                           fmt::format("{} calls to {} wait already: wait for some of them first",
-                                                       options_.max_queued_calls, callee.record.to_string()))));
+  finish(*call, tl::unexpected(too_many_wait(callee.record.to_string())));
+}
+
+CallError Client::too_many_wait(const std::string& worker) const {
+  return local_error(
+      ErrorCode::kResourceExhausted,
+      fmt::format("{} calls to {} wait already: wait for some of them first", options_.max_queued_calls, worker));
 }
 
 void Client::send_waiting(Callee& callee) {
@@ -88,6 +97,7 @@ void Client::finish(OutgoingCall& call, CallResult result) {
   if (call.done()) return;
   const CallPtr shared = std::move(call.deadline->second);
   pending_.erase(call.deadline);
+  call.arguments = {};  // a Future may keep the call for long
   if (!result) result.error().error = result.error().error.in(call.to_string());
   for (auto& callback : call.finish(std::move(result))) {
     driver_.add_callback([shared, callback = std::move(callback)] { callback(); });
@@ -106,21 +116,31 @@ void Client::abandon(OutgoingCall& call, CallError why) {
       callee.channel->write({.kind = Kind::kCancel, .id = call.id}, {}, {});
       callee.channel->flush();
     }
-  } else if (const auto names = unresolved_.find(call.to); names != unresolved_.end()) {
-    std::erase_if(names->second, [&](const CallPtr& each) { return each.get() == &call; });
+  } else if (std::exchange(call.waits, false)) {
+    unresolved_.at(call.to).erase(call.place);
   }
   finish(call, tl::unexpected(std::move(why)));
 }
 
-void Client::close(const Error& why) {
+void Client::end_calls(const Error& why) {
   closed_ = why;
+  for (const auto& [rank, callee] : callees_) (void)callee->calls.take_waiting();
   while (!pending_.empty()) {
     const CallPtr call = pending_.begin()->second;
+    if (call->cancel_here) call->cancel_here();
     finish(*call, tl::unexpected(CallError{why, {}, {}}));
   }
+  unresolved_.clear();
+  look_up_added_.notify_all();
+}
+
+void Client::join_look_ups() {
+  if (look_up_thread_.joinable()) look_up_thread_.join();
+}
+
+void Client::close() {
   callees_.clear();
   names_.clear();
-  unresolved_.clear();
 }
 
 void Client::expire() {
@@ -152,36 +172,90 @@ TimePoint Client::next_deadline() const { return pending_.empty() ? TimePoint{IN
 
 // ---- names
 
-/// Looks for the name on a thread of the driver, because the store may have to be asked over the network.
 void Client::look_up(const CallPtr& call) {
-  const auto [names, is_new] = unresolved_.try_emplace(call->to);
-  names->second.push_back(call);
-  if (is_new) driver_.add_task([this, name = call->to] { run_look_up(name); });
+  const auto [found, is_new] = unresolved_.try_emplace(call->to);
+  std::list<CallPtr>& calls = found->second;
+  if (calls.size() >= options_.max_queued_calls) {
+    return finish(*call, tl::unexpected(too_many_wait(fmt::format("worker \"{}\", which has not joined,", call->to))));
+  }
+  call->waits = true;
+  call->place = calls.insert(calls.end(), call);
+  if (is_new) {
+    look_ups_.emplace(TimePoint{}, LookUp{call->to, kMinLookUpPause});  // before names that were looked up already
+    look_up_added_.notify_all();
+  }
+  if (look_up_thread_.joinable()) return;
+  try {
+    look_up_thread_ = std::thread([this] { run_look_ups(); });
+  } catch (const std::system_error& error) {
+    abandon(*call, local_error(ErrorCode::kResourceExhausted, std::string("cannot start a thread: ") + error.what()));
+  }
 }
 
-void Client::run_look_up(const std::string& name) {
-  Result<WorkerRecord> found = [&] {
-    const LoopDriver::BlockedTask blocked(driver_);
-    return directory_.find(name, Deadline::after(kLookupTime));
-  }();
+/// On a thread of its own, because the store may have to be asked over the network, and functions may use all threads
+/// of the driver.
+void Client::run_look_ups() {
   LoopDriver::Lock lock = driver_.lock();
-  const auto names = unresolved_.find(name);
-  if (names == unresolved_.end()) return;  // closed
-  if (!found && found.error().code == ErrorCode::kTimeout && !names->second.empty()) {
-    return driver_.add_task([this, name] { run_look_up(name); });
+  while (!closed_) {
+    if (look_ups_.empty()) {
+      look_up_added_.wait(lock);
+      continue;
+    }
+    const Duration pause = look_ups_.begin()->first - steady_clock().now();
+    if (pause > Duration::zero()) {
+      look_up_added_.wait_for(lock, pause);
+      continue;
+    }
+    LookUp next = std::move(look_ups_.begin()->second);
+    look_ups_.erase(look_ups_.begin());
+    lock.unlock();
+    const auto found = directory_.find(next.name, Deadline::after(kLookUpTime));
+    lock.lock();
+    if (on_looked_up(next.name, found)) {
+      const TimePoint again = steady_clock().now() + next.pause;
+      next.pause = std::min(2 * next.pause, kMaxLookUpPause);
+      look_ups_.emplace(again, std::move(next));
+    }
+    driver_.provide_progress();
+    driver_.wake();  // a dial and the callbacks need the thread that drives the loop
   }
-  const std::vector<CallPtr> calls = std::move(names->second);
+}
+
+/// Returns true if the name must be looked up again.
+bool Client::on_looked_up(const std::string& name, const Result<std::optional<WorkerRecord>>& found) {
+  const auto names = unresolved_.find(name);
+  if (names == unresolved_.end()) return false;  // closed
+  if (found && !*found) fail_calls_to_left(name, names->second);
+  if (found ? !*found : found.error().code == ErrorCode::kTimeout) {
+    if (!names->second.empty()) return true;
+    unresolved_.erase(names);
+    return false;
+  }
+  const std::list<CallPtr> calls = std::move(names->second);
   unresolved_.erase(names);
-  const Result<> added = found ? add_callee(*found) : tl::unexpected(found.error());
+  left_.erase(name);
+  const Result<> added = found ? add_callee(**found) : tl::unexpected(found.error());
   for (const CallPtr& call : calls) {
+    call->waits = false;
     if (added) {
       dispatch(call);
     } else {
       finish(*call, tl::unexpected(CallError{added.error(), {}, {}}));
     }
   }
-  driver_.wake();  // the dial needs the thread that drives the loop
-  driver_.run_callbacks(lock);
+  return false;
+}
+
+/// An idempotent call may go to the worker that has the name next, so it waits.
+void Client::fail_calls_to_left(const std::string& name, std::list<CallPtr>& calls) {
+  const auto left = left_.find(name);
+  if (left == left_.end()) return;
+  std::erase_if(calls, [&](const CallPtr& call) {
+    if (call->options.idempotent) return false;
+    call->waits = false;
+    finish(*call, tl::unexpected(local_error(ErrorCode::kPeerLost, left->second + " has left")));
+    return true;
+  });
 }
 
 Result<> Client::add_callee(const WorkerRecord& record) {
@@ -260,6 +334,10 @@ void Client::on_lost(Rank rank, const Error& why) {
   if (found == callees_.end()) return;
   const std::shared_ptr<Callee> callee = found->second;
   forget(*callee);
+  if (why.code == ErrorCode::kLeft) {
+    if (left_.size() >= kMaxLeft) left_.clear();
+    left_[callee->record.worker.name] = callee->record.to_string();
+  }
   // Calls that were not sent yet go to the worker that has the name now.
   std::vector<CallPtr> again = callee->calls.take_waiting();
   for (const CallPtr& call : callee->calls.on_lost()) {

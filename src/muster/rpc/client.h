@@ -1,10 +1,14 @@
 #pragma once
 
+#include <condition_variable>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "muster/io/loop_driver.h"
@@ -31,7 +35,11 @@ class Client {
   /// Ends the call, and tells the worker that nobody waits for it.
   void abandon(OutgoingCall& call, CallError why);
   /// Ends all calls. Later calls end at once with the same error.
-  void close(const Error& why);
+  void end_calls(const Error& why);
+  /// Waits until no name is looked up. Must be called after end_calls(), and without the lock.
+  void join_look_ups();
+  /// Drops all workers. Must be called after end_calls(), and after the links were closed.
+  void close();
   bool has_pending() const { return !pending_.empty(); }
 
   void expire();
@@ -59,8 +67,16 @@ class Client {
     TimePoint last_heard;
   };
 
+  /// A name that is looked up again after `pause`.
+  struct LookUp {
+    std::string name;
+    Duration pause;
+  };
+
   void look_up(const CallPtr& call);
-  void run_look_up(const std::string& name);
+  void run_look_ups();
+  bool on_looked_up(const std::string& name, const Result<std::optional<WorkerRecord>>& found);
+  void fail_calls_to_left(const std::string& name, std::list<CallPtr>& calls);
   Result<> add_callee(const WorkerRecord& record);
   void forget(Callee& callee);
   void send_waiting(Callee& callee);
@@ -70,6 +86,7 @@ class Client {
   void retry_later(std::vector<CallPtr> calls);
   void check_heartbeats();
   std::string timeout_message(const OutgoingCall& call) const;
+  CallError too_many_wait(const std::string& worker) const;
 
   LoopDriver& driver_;
   LinkTable& links_;
@@ -78,8 +95,12 @@ class Client {
   const WorkerRecord& self_;
   std::multimap<TimePoint, CallPtr> pending_;  ///< all calls that have not ended, by deadline
   std::unordered_map<Rank, std::shared_ptr<Callee>> callees_;
-  std::unordered_map<std::string, Rank> names_;                       ///< the worker that has a name now
-  std::unordered_map<std::string, std::vector<CallPtr>> unresolved_;  ///< calls to names that are being looked up
+  std::unordered_map<std::string, Rank> names_;                     ///< the worker that has a name now
+  std::unordered_map<std::string, std::string> left_;               ///< workers that said goodbye, by name
+  std::unordered_map<std::string, std::list<CallPtr>> unresolved_;  ///< calls to names that are being looked up
+  std::multimap<TimePoint, LookUp> look_ups_;                       ///< the same names, by the time of the next look-up
+  std::condition_variable look_up_added_;
+  std::thread look_up_thread_;  ///< asks the store; started by the first look-up
   std::optional<Error> closed_;
 };
 

@@ -110,27 +110,19 @@ Result<> Directory::join(const WorkerRecord& self, const Deadline& deadline) {
 }
 
 Result<> Directory::leave(const WorkerRecord& self, const Deadline& deadline) {
-  MUSTER_ASSIGN(const auto record, present(self.worker.name, deadline));
+  MUSTER_ASSIGN(const auto record, find(self.worker.name, deadline));
   if (!record || record->worker.id != self.worker.id) return {};
   MUSTER_TRY(store_->delete_key(name_key(self.worker.name), deadline));
   return {};
 }
 
-Result<WorkerRecord> Directory::find(const std::string& name, const Deadline& deadline) {
-  auto record = store_->get(name_key(name), deadline);
-  if (!record) {
-    Error why = record.error();
-    why.message = fmt::format("no worker has the name \"{}\": {}", name, why.message);
-    return tl::unexpected(std::move(why));
-  }
-  return parse_worker_record(*record);
-}
-
-Result<std::optional<WorkerRecord>> Directory::present(const std::string& name, const Deadline& deadline) {
+Result<std::optional<WorkerRecord>> Directory::find(const std::string& name, const Deadline& deadline) {
   MUSTER_ASSIGN(const bool exists, store_->check({name_key(name)}, deadline));
   if (!exists) return std::nullopt;
-  MUSTER_ASSIGN(WorkerRecord record, find(name, deadline));
-  return record;
+  MUSTER_ASSIGN(const Bytes bytes, store_->get(name_key(name), deadline));
+  MUSTER_ASSIGN(WorkerRecord record, parse_worker_record(bytes));
+  if (record.worker.name == name) return record;
+  return fail(ErrorCode::kProtocol, fmt::format("the record of worker \"{}\" is that of {}", name, record.to_string()));
 }
 
 Result<std::vector<WorkerRecord>> Directory::list(const Deadline& deadline) {
@@ -141,7 +133,7 @@ Result<std::vector<WorkerRecord>> Directory::list(const Deadline& deadline) {
     MUSTER_ASSIGN(const bool joined, store_->check({key}, deadline));
     if (!joined) continue;
     MUSTER_ASSIGN(const Bytes name, store_->get(key, deadline));
-    MUSTER_ASSIGN(const auto record, present(to_string(name), deadline));
+    MUSTER_ASSIGN(const auto record, find(to_string(name), deadline));
     if (record && record->worker.id == id) records.push_back(*record);
   }
   return records;

@@ -45,16 +45,14 @@ class Directory {
   /// Removes the record that join() has published.
   Result<> leave(const WorkerRecord& self, const Deadline& deadline);
 
-  /// Waits until a worker of this name has joined.
-  Result<WorkerRecord> find(const std::string& name, const Deadline& deadline);
+  /// The worker that has this name now, if there is one.
+  Result<std::optional<WorkerRecord>> find(const std::string& name, const Deadline& deadline);
   /// The workers that are present, sorted by id.
   Result<std::vector<WorkerRecord>> list(const Deadline& deadline);
   /// Waits until `count` callers have arrived.
   Result<> barrier(const std::string& name, int count, const Deadline& deadline);
 
  private:
-  Result<std::optional<WorkerRecord>> present(const std::string& name, const Deadline& deadline);
-
   const std::shared_ptr<Store> base_;
   const std::unique_ptr<Store> store_;  ///< base_, with the group's prefix
 };

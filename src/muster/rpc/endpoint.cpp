@@ -107,12 +107,14 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   }
 
   Result<std::vector<WorkerInfo>> workers(const Deadline& deadline) override {
+    const LoopDriver::BlockedTask blocked(driver_);
     MUSTER_ASSIGN(const auto records, directory_->list(deadline));
     std::vector<WorkerInfo> workers;
     for (const WorkerRecord& record : records) workers.push_back(record.worker);
     return workers;
   }
   Result<> barrier(const std::string& name, int count, const Deadline& deadline) override {
+    const LoopDriver::BlockedTask blocked(driver_);
     return directory_->barrier(name, count, deadline);
   }
 
@@ -227,18 +229,19 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
 
   void close(LoopDriver::Lock& lock) {
     closed_ = true;
+    server_->cancel_calls();  // before the callers learn that this worker has left
+    client_->end_calls(Error{ErrorCode::kAborted, fmt::format("worker \"{}\" was shut down", self_.worker.name)});
     driver_.notify();  // other threads in shutdown()
-    if (joined_) {
-      lock.unlock();  // the store may have to be asked over the network
-      (void)directory_->leave(self_, Deadline::after(kLeaveTime));
-      lock.lock();
-    }
+    lock.unlock();     // the store may have to be asked over the network
+    client_->join_look_ups();
+    if (joined_) (void)directory_->leave(self_, Deadline::after(kLeaveTime));
+    lock.lock();
     Error left{ErrorCode::kLeft, self_.to_string() + " has left", self_.worker.id, {}};
     left.phase = GroupPhase::kLeft;
-    server_->cancel_calls();  // before the callers learn that this worker has left
+    server_->cancel_calls();  // of requests that have arrived meanwhile
     links_->close(left);      // before the channels, which the links refer to
     server_->close();
-    client_->close(Error{ErrorCode::kAborted, fmt::format("worker \"{}\" was shut down", self_.worker.name)});
+    client_->close();
     driver_.stop(lock);
     links_.reset();
     driver_.close_loop();
