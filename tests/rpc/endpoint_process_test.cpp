@@ -169,6 +169,25 @@ TEST_P(RpcProcesses, AStoppedWorkerMissesItsHeartbeats) {
   a.signal(SIGCONT);
 }
 
+/// A child stops this process for longer than the heartbeat timeout, and continues it.
+TEST_P(RpcProcesses, AStopOfThisProcessIsNoLossOfItsWorkers) {
+  const auto& a = prepare("a");
+  a.begin();
+  join(400ms);
+  EXPECT_EQ(text(result_of(agent_->call("a", "echo", text("x"), {}))), "x");
+  const Future sleeping = agent_->call("a", "sleep", {}, {.timeout = 4s});
+  const pid_t child = fork();
+  if (child == 0) {
+    kill(getppid(), SIGSTOP);
+    usleep(1'500'000);  // tidy: allow(sleep) the length of the stop
+    kill(getppid(), SIGCONT);
+    _exit(0);
+  }
+  const CallError error = error_of(sleeping);
+  EXPECT_EQ(error.error.code, ErrorCode::kTimeout) << error.to_string();
+  waitpid(child, nullptr, 0);
+}
+
 TEST_P(RpcProcesses, ABusyFunctionDoesNotStopHeartbeats) {
   const auto& a = prepare("a");
   a.begin();

@@ -400,10 +400,14 @@ void Client::retry_later(std::vector<CallPtr> calls) {
 /// Pings the workers that owe an answer, and closes the links of those that have been silent for too long.
 void Client::check_heartbeats() {
   const Duration timeout = options_.heartbeat_timeout;
-  driver_.loop().after(timeout / kPings, [this, timeout] {
+  const TimePoint due = steady_clock().now() + timeout / kPings;
+  driver_.loop().at(due, [this, timeout, due] {
     const TimePoint now = steady_clock().now();
+    // If this process was stopped itself, what the workers sent meanwhile was not read yet: they are asked again.
+    const bool was_stopped = now - due > timeout / kPings;
     for (const auto& [rank, callee] : callees_) {
       if (!callee->channel || callee->calls.in_flight() == 0) continue;
+      if (was_stopped) callee->last_heard = now;
       Link& link = callee->channel->link();
       if (now - callee->last_heard > timeout) {
         link.close(
