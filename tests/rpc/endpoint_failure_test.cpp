@@ -1,5 +1,6 @@
 // What goes wrong between endpoints of one process.
 #include <atomic>
+#include <future>
 #include <latch>
 #include <thread>
 
@@ -14,6 +15,13 @@ class RpcFailure : public testing::Test {
   std::shared_ptr<Agent> start(const std::string& name) { return start(options_for(name, "shm,tcp")); }
   void TearDown() override {
     for (const auto& agent : agents_) (void)agent->shutdown(Deadline::after(kPatience));
+  }
+
+  /// Waits until the endpoint that used the store is gone.
+  static bool is_released(const std::weak_ptr<Store>& used) {
+    const Deadline deadline = Deadline::after(10s);
+    while (used.use_count() > 1 && !deadline.passed()) std::this_thread::yield();
+    return used.use_count() <= 1;
   }
 
   const std::shared_ptr<Store> store_ = memory_store();
@@ -316,6 +324,86 @@ TEST_F(RpcFailure, ShutdownFailsTheCallsOfPeersOnly) {
   EXPECT_NE(error.error.message.find("has left"), std::string::npos) << error.error.message;
   EXPECT_EQ(text(result_of(a->call("c", "echo", text("x"), {}))), "x");
   EXPECT_EQ(error_of(b->call("a", "f", {}, {})).error.code, ErrorCode::kAborted);
+  EXPECT_TRUE(b->shutdown(Deadline::after(kPatience))) << "waits for the function";
+}
+
+/// The agent lives until the function returns.
+TEST_F(RpcFailure, ShutdownNamesAFunctionThatDoesNotReturn) {
+  const auto a = start("a");
+  const auto used = std::shared_ptr<Store>(store_.get(), [](Store*) {});
+  const std::weak_ptr<Store> alive = used;
+  const auto gate = std::make_shared<std::latch>(1);
+  {
+    const auto b = test::start(std::shared_ptr<Store>(used), options_for("b", "shm,tcp"));
+    std::latch started(1);
+    ASSERT_TRUE(b->add_function("stuck",
+                                [&started, gate](Request, Responder responder) {
+                                  responder.reply({});
+                                  started.count_down();
+                                  gate->wait();
+                                },
+                                {}));
+    (void)result_of(a->call("b", "stuck", {}, {}));
+    started.wait();
+    const auto left = b->shutdown(Deadline::after(50ms));
+    ASSERT_FALSE(left);
+    EXPECT_EQ(left.error().code, ErrorCode::kTimeout);
+    EXPECT_NE(left.error().message.find("has not returned from: \"stuck\""), std::string::npos) << left.error().message;
+  }
+  EXPECT_GT(alive.use_count(), 1);
+  gate->count_down();
+  EXPECT_TRUE(is_released(alive));
+}
+
+TEST_F(RpcFailure, AFunctionMayDropTheLastReference) {
+  const auto a = start("a");
+  const auto used = std::shared_ptr<Store>(store_.get(), [](Store*) {});
+  auto b = test::start(std::shared_ptr<Store>(used), options_for("b", "shm,tcp"));
+  ASSERT_TRUE(b->add_function("drops",
+                              [&b](Request, Responder responder) {
+                                b.reset();
+                                responder.reply({});
+                              },
+                              {}));
+  (void)a->call("b", "drops", {}, {}).wait();
+  EXPECT_TRUE(is_released(used));
+}
+
+TEST_F(RpcFailure, ACallbackMayDropTheLastReference) {
+  const auto b = start("b");
+  const auto used = std::shared_ptr<Store>(store_.get(), [](Store*) {});
+  auto a = test::start(std::shared_ptr<Store>(used), options_for("a", "shm,tcp"));
+  std::latch gate(1), over(1);
+  ASSERT_TRUE(b->add_function("waits",
+                              [&](Request, Responder responder) {
+                                gate.wait();
+                                responder.reply({});
+                              },
+                              {}));
+  a->call("b", "waits", {}, {}).then([&](const CallResult&) {
+    a.reset();
+    over.count_down();
+  });
+  gate.count_down();
+  over.wait();
+  EXPECT_TRUE(is_released(used));
+}
+
+TEST_F(RpcFailure, ACallbackMustNotShutItsWorkerDown) {
+  const auto a = start("a"), b = start("b");
+  std::latch gate(1);
+  ASSERT_TRUE(b->add_function("waits",
+                              [&](Request, Responder responder) {
+                                gate.wait();
+                                responder.reply({});
+                              },
+                              {}));
+  std::promise<Result<>> left;
+  const Future future = a->call("b", "waits", {}, {});
+  future.then([&](const CallResult&) { left.set_value(a->shutdown(Deadline::after(kPatience))); });
+  gate.count_down();
+  (void)result_of(future);
+  EXPECT_EQ(left.get_future().get().error().code, ErrorCode::kInvalidArgument);
 }
 
 TEST_F(RpcFailure, AFunctionMustNotShutItsWorkerDown) {
@@ -326,7 +414,7 @@ TEST_F(RpcFailure, AFunctionMustNotShutItsWorkerDown) {
                               },
                               {}));
   EXPECT_EQ(text(result_of(a->call("b", "stop", {}, {}))),
-            "a function that another worker calls must not shut its worker down");
+            "a function or a callback must not shut its own worker down");
 }
 
 TEST_F(RpcFailure, SeveralThreadsMayShutDown) {

@@ -298,8 +298,8 @@ bool LoopDriver::stop(Lock& lock, const Deadline& deadline) {
   free_.notify_all();
   run_callbacks(lock);
   while (driven_by_ != DrivenBy::kNoThread || waiting_ > 0 || calling_ > 0 || started_ > 0) {
-    if (deadline.passed()) return false;
-    changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep));
+    if ((calling_ > 0 || started_ > 0) && deadline.passed()) return false;
+    changed_.wait_for(lock, std::clamp(deadline.left(), Duration(1ms), kMaxSleep));
   }
   if (std::exchange(stopped_, true)) return false;
   std::vector<std::thread> threads;

@@ -122,9 +122,11 @@ class LoopDriver {
   bool is_inside() const;
 
   /// Waits until no thread drives the loop or runs callbacks or tasks. No new ones begin. Returns true once: to the
-  /// call that ended the last own thread. If the deadline passes first, it may be called again. Must not be called if
-  /// is_inside().
+  /// call that ended the last own thread. Returns false, and may be called again, if tasks or callbacks have not
+  /// returned at the deadline. Must not be called if is_inside().
   bool stop(Lock& lock, const Deadline& deadline = Deadline::never());
+  /// True once a call of stop() has returned true, or is about to.
+  bool stopped() const { return stopped_; }
   /// Destroys the loop. Must be called after stop(), once no object refers to the loop.
   void close_loop() { loop_.reset(); }
 
@@ -181,7 +183,7 @@ class LoopDriver {
   int idle_ = 0;                  ///< own threads that wait for free_
   std::condition_variable free_;  ///< wakes an own thread, so that it stands by
   bool stopping_ = false;
-  bool stopped_ = false;  ///< the own threads have ended, or are about to
+  bool stopped_ = false;  ///< the own threads have ended, or are about to end
 };
 
 template <class Function>

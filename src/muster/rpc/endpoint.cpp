@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <system_error>
+#include <thread>
 
 #include "muster/base/host_name.h"
 #include "muster/base/log.h"
@@ -26,6 +28,8 @@ constexpr int kMaxWorkers = 1 << 30;
 constexpr Duration kGrace = 100us;
 /// How long a worker that leaves tries to remove its name from the store.
 constexpr Duration kLeaveTime = 2s;
+/// Functions that are canceled at the deadline of shutdown() may take so long to return.
+constexpr Duration kReturnTime = 100ms;
 
 Result<> check_options(const EndpointOptions& options) {
   const auto invalid = [](const std::string& what) { return fail(ErrorCode::kInvalidArgument, what); };
@@ -119,22 +123,21 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   }
 
   Result<> shutdown(const Deadline& deadline) override {
-    if (driver_.on_own_thread()) {
-      return fail(ErrorCode::kInvalidArgument, "a function that another worker calls must not shut its worker down");
+    if (driver_.is_inside()) {
+      return fail(ErrorCode::kInvalidArgument, "a function or a callback must not shut its own worker down");
     }
     if (getpid() != self_.process.pid) {
       return fail(ErrorCode::kInvalidArgument, "a forked child must not shut down the worker of its parent");
     }
     LoopDriver::Lock lock = driver_.lock();
-    const auto idle = [this] { return !client_->has_pending() && server_->is_idle(); };
-    driver_.wait_until(
-        lock, [&] { return closed_ || idle(); }, deadline);
-    if (closed_) return {};  // by another thread
-    const bool drained = idle();
-    close(lock);
-    if (drained) return {};
-    return fail(ErrorCode::kTimeout,
-                fmt::format("worker \"{}\" has left although calls were pending", self_.worker.name));
+    const Result<> left = leave(lock, deadline);
+    if (!links_closed()) return left;
+    const TimePoint soon = steady_clock().now() + kReturnTime;
+    if (end(lock, Deadline::at(std::max(deadline.when(), soon)))) return left;
+    leave_behind();
+    const std::string running = functions_.running();
+    return fail(ErrorCode::kTimeout, fmt::format("worker \"{}\" has left, but has not returned from: {}",
+                                                 self_.worker.name, running.empty() ? "a callback" : running));
   }
 
  private:
@@ -160,15 +163,35 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   }
   ~Endpoint() override = default;
 
-  /// The deleter. A forked child must not end its parent's links, and an own thread cannot wait for itself: there the
-  /// object is left as it is.
+  /// The deleter. A forked child must not end its parent's links: there the object is left as it is.
   static void release(Endpoint* endpoint) {
     if (getpid() != endpoint->self_.process.pid) return;
-    if (endpoint->driver_.on_own_thread()) {
-      return log(LogLevel::kWarning, "an RPC endpoint was dropped on a thread of its own: call shutdown() first");
+    const auto destroy = [endpoint] {
+      LoopDriver::Lock lock = endpoint->driver_.lock();
+      (void)endpoint->leave(lock, Deadline::after(Duration::zero()));
+      endpoint->end(lock, Deadline::never());
+      lock.unlock();
+      delete endpoint;
+    };
+    if (!endpoint->driver_.is_inside()) return destroy();
+    start_detached(destroy);  // this thread cannot wait for itself
+  }
+
+  /// For functions that do not return: the endpoint lives until they do.
+  void leave_behind() {
+    if (std::exchange(left_behind_, true)) return;
+    start_detached([self = std::static_pointer_cast<Endpoint>(shared_from_this())] {
+      LoopDriver::Lock lock = self->driver_.lock();
+      self->end(lock, Deadline::never());
+    });
+  }
+
+  static void start_detached(const std::function<void()>& run) {
+    try {
+      std::thread(run).detach();  // tidy: allow(detach) it may end its own owner, or wait for a function forever
+    } catch (const std::system_error& error) {
+      log(LogLevel::kWarning, std::string("cannot start the thread that ends an RPC endpoint: ") + error.what());
     }
-    (void)endpoint->shutdown(Deadline::after(Duration::zero()));
-    delete endpoint;
   }
 
   Result<> listen() {
@@ -227,6 +250,28 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     client_->on_lost(rank, why);
   }
 
+  bool links_closed() const { return !links_ || links_->is_closed(); }
+
+  /// Waits until nothing is pending, or until the deadline, and leaves the group. Several threads may do so: one
+  /// leaves, the others wait for it.
+  Result<> leave(LoopDriver::Lock& lock, const Deadline& deadline) {
+    const auto idle = [this] { return !client_->has_pending() && server_->is_idle(); };
+    driver_.wait_until(
+        lock, [&] { return closed_ || idle(); }, deadline);
+    if (closed_) {
+      driver_.wait_until(
+          lock, [this] { return links_closed(); }, deadline);
+      if (links_closed()) return {};
+      return fail(ErrorCode::kTimeout,
+                  fmt::format("worker \"{}\" is being shut down by another thread", self_.worker.name));
+    }
+    const bool drained = idle();
+    close(lock);
+    if (drained) return {};
+    return fail(ErrorCode::kTimeout,
+                fmt::format("worker \"{}\" has left although calls were pending", self_.worker.name));
+  }
+
   void close(LoopDriver::Lock& lock) {
     closed_ = true;
     server_->cancel_calls();  // before the callers learn that this worker has left
@@ -242,9 +287,16 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     links_->close(left);      // before the channels, which the links refer to
     server_->close();
     client_->close();
-    driver_.stop(lock);
-    links_.reset();
-    driver_.close_loop();
+    driver_.notify();
+  }
+
+  /// Waits until the functions and callbacks have returned. False if the deadline passes first.
+  bool end(LoopDriver::Lock& lock, const Deadline& deadline) {
+    if (driver_.stop(lock, deadline)) {
+      links_.reset();
+      driver_.close_loop();
+    }
+    return driver_.stopped();
   }
 
   // LoopDriver::Delegate
@@ -261,7 +313,7 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   std::optional<LinkTable> links_;
   std::optional<Client> client_;
   std::optional<Server> server_;
-  bool joined_ = false, closed_ = false;
+  bool joined_ = false, closed_ = false, left_behind_ = false;
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ constexpr size_t kMaxListed = 8;
 
 Result<> FunctionTable::add(const std::string& name, Handler handler, FunctionOptions options) {
   const std::lock_guard lock(mutex_);
-  auto function = std::make_shared<const Function>(Function{std::move(handler), options});
+  auto function = std::make_shared<const Function>(std::move(handler), options);
   if (functions_.try_emplace(name, std::move(function)).second) return {};
   return fail(ErrorCode::kAlreadyExists, fmt::format("a function named \"{}\" was added already", name));
 }
@@ -23,7 +23,7 @@ Result<> FunctionTable::add(const std::string& name, Handler handler, FunctionOp
 Result<> FunctionTable::add_fallback(Handler handler) {
   const std::lock_guard lock(mutex_);
   if (fallback_) return fail(ErrorCode::kAlreadyExists, "a fallback was added already");
-  fallback_ = std::make_shared<const Function>(Function{std::move(handler), {}});
+  fallback_ = std::make_shared<const Function>(std::move(handler), FunctionOptions());
   return {};
 }
 
@@ -40,10 +40,24 @@ bool FunctionTable::is_idempotent(const std::string& name) const {
 
 void FunctionTable::run(Request request, Responder responder) const {
   if (const FunctionPtr function = find(request.function)) {
-    return function->handler(std::move(request), std::move(responder));
+    function->running.fetch_add(1, std::memory_order_relaxed);
+    function->handler(std::move(request), std::move(responder));
+    function->running.fetch_sub(1, std::memory_order_relaxed);
+    return;
   }
   responder.fail(CallError{
       {ErrorCode::kNotFound, fmt::format("there is no function \"{}\" ({})", request.function, names())}, {}, {}});
+}
+
+std::string FunctionTable::running() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> all;
+  for (const auto& [name, function] : functions_) {
+    if (function->running.load(std::memory_order_relaxed) > 0) all.push_back(fmt::format("\"{}\"", name));
+  }
+  if (fallback_ && fallback_->running.load(std::memory_order_relaxed) > 0) all.emplace_back("the fallback");
+  std::ranges::sort(all);
+  return fmt::format("{}", fmt::join(all, ", "));
 }
 
 std::string FunctionTable::names() const {

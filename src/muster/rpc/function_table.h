@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,11 +18,15 @@ class FunctionTable {
   bool is_idempotent(const std::string& name) const;
   /// Runs the function that the request names. If there is none, the call fails with kNotFound.
   void run(Request request, Responder responder) const;
+  /// The names of the functions that have not returned, sorted, for a message.
+  std::string running() const;
 
  private:
   struct Function {
+    Function(Handler run, FunctionOptions with) : handler(std::move(run)), options(with) {}
     Handler handler;
     FunctionOptions options;
+    mutable std::atomic<int> running = 0;  ///< relaxed: only counted
   };
   // Shared, because a function runs without the lock.
   using FunctionPtr = std::shared_ptr<const Function>;
