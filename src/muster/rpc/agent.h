@@ -58,7 +58,8 @@ class Responder {
   std::shared_ptr<Sink> sink_;
 };
 
-/// Runs a call. It may block, also in calls of its own: other calls then run on other threads. It must not throw.
+/// Runs a call. It may block, also in its own calls, workers() and barrier(): other calls then run on other threads. It
+/// must not throw.
 using Handler = std::function<void(Request, Responder)>;
 
 struct FunctionOptions {
@@ -69,6 +70,9 @@ struct FunctionOptions {
 /// Calls functions of other workers, and runs functions for them. Thread-safe. Must be held by a shared_ptr.
 ///
 /// A call runs at most once, unless it is idempotent. If a worker is lost, only calls to that worker fail.
+///
+/// Any thread may drop the last reference. The worker then leaves at once, and the functions that run are waited for.
+/// In a function or a callback of this agent, another thread does this.
 class Agent : public std::enable_shared_from_this<Agent> {
  public:
   virtual ~Agent() = default;
@@ -80,7 +84,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   virtual Result<> add_fallback(Handler handler) = 0;
 
   /// Calls `function` of the worker `to`, which may also be this worker. If no worker has this name, the call waits
-  /// until one has joined. All errors are in the result.
+  /// until one has joined. But if the worker that had it was connected to this one and left in order, the call fails at
+  /// once with kPeerLost, unless it is idempotent. All errors are in the result.
   virtual Future call(const std::string& to, const std::string& function, Message arguments,
                       const CallOptions& options) = 0;
   /// The workers that are present, sorted by id.
@@ -89,8 +94,11 @@ class Agent : public std::enable_shared_from_this<Agent> {
   virtual Result<> barrier(const std::string& name, int count, const Deadline& deadline) = 0;
 
   /// Waits until the calls of this worker have ended and the functions that run here have replied, or until the
-  /// deadline, and leaves. Calls that are left then fail with kAborted. Must not be called by a handler:
-  /// kInvalidArgument.
+  /// deadline, and leaves. Calls that are left then fail with kAborted.
+  ///
+  /// kTimeout if calls were left, or if functions have not returned. The error then names them. They run on, and the
+  /// agent lives until they return; another shutdown() waits for them again. What they use must live as long.
+  /// kInvalidArgument in a handler or a callback of this agent, and in a forked child.
   virtual Result<> shutdown(const Deadline& deadline) = 0;
 
   // For Future.

@@ -69,7 +69,7 @@ class Future {
   /// Waits until the call has ended or the deadline has passed. Returns done().
   bool wait_until(const Deadline& deadline) const;
   /// Calls back once the call has ended: on a thread of the agent, or at once in this thread if it has ended already.
-  /// The callback must be short, and must not wait for a call.
+  /// The callback must be short, and must not wait for a call or shut the agent down.
   void then(std::function<void(const CallResult&)> callback) const;
   /// Ends the call with kAborted, unless it has ended, and asks the worker to cancel it. A function that has started
   /// runs on, unless it checks Request::canceled().

@@ -19,15 +19,16 @@ struct EndpointOptions {
   int tcp_streams = 1;    ///< connections in each TCP link, 1 to 16, the same at all workers
   int max_handlers = 16;  ///< functions that run at a time; a function that waits for a call does not count
   uint64_t max_message_bytes = uint64_t{16} << 30;
-  size_t max_queued_calls = 1 << 16;  ///< calls to one worker that wait for room in its window; more fail at once
+  size_t max_queued_calls = 1 << 16;  ///< calls to one worker that wait to be sent; more fail at once
   Duration timeout = 60s;             ///< of joining
   /// A worker that sends nothing for so long, while calls to it are pending, counts as lost.
   Duration heartbeat_timeout = 30s;
 };
 
 /// The most calls that a worker may have sent to another one without a reply, and the most bytes of their arguments.
-/// One call may be larger than that. Replies need no room in a window: the caller has asked for them. So calls that
-/// wait for nested calls cannot block each other.
+/// One call may be larger than that. The called worker closes the link of a caller that sends more. Replies need no
+/// room in a window: the caller has asked for them. So calls that wait for nested calls cannot block each other. But if
+/// a caller leaves more than kMaxBytesInFlight of replies unread, its next functions start later.
 inline constexpr int kMaxCallsInFlight = 4096;
 inline constexpr uint64_t kMaxBytesInFlight = uint64_t{64} << 20;
 
