@@ -279,6 +279,10 @@ class PyAgent {
     const py::gil_scoped_release no_gil;
     return {rpc::fetch(*agent_, *ref.ref, {.timeout = duration(timeout)}), refs_};
   }
+  PyCall wait_for_value(const PyRef& ref, double timeout) {
+    const py::gil_scoped_release no_gil;
+    return {rpc::wait_for_value(*agent_, *ref.ref, {.timeout = duration(timeout)}), refs_};
+  }
   /// None if there is no value yet, else a tuple of it.
   std::optional<py::tuple> local_value(const PyRef& ref) {
     const auto value = value_or_throw(refs_->value(ref.ref->id()));
@@ -356,6 +360,7 @@ void bind_rpc(py::module_& module) {
       .def("set_ref", &PyAgent::set_ref)
       .def("fail_ref", &PyAgent::fail_ref)
       .def("fetch", &PyAgent::fetch)
+      .def("wait_for_value", &PyAgent::wait_for_value)
       .def("local_value", &PyAgent::local_value)
       .def("ref_counts", &PyAgent::ref_counts)
       .def("workers", &PyAgent::workers, no_gil)

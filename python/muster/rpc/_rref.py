@@ -67,7 +67,7 @@ class RRef(Generic[T]):
     def _wait_here(self, timeout: float) -> T:
         agent = _agent.current().agent
         if (value := agent.local_value(self._ref)) is None:
-            _calls.rpc_sync(agent.name, _wait_for_value, (self,), timeout=timeout)
+            agent.wait_for_value(self._ref, _calls.seconds_of(timeout)).wait()
             value = agent.local_value(self._ref)
             assert value is not None
         return value[0]  # type: ignore[no-any-return]
@@ -120,11 +120,6 @@ def call_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any
     method = getattr(rref.local_value(), name)
     result = method(*args, **kwargs)
     return _serving.Later(result, name) if getattr(method, "_muster_async_execution", False) else result
-
-
-@export
-def _wait_for_value(rref: RRef[Any]) -> None:
-    rref._fetch(0).wait()
 
 
 def remote(

@@ -8,7 +8,9 @@
 namespace muster::rpc {
 namespace {
 
-constexpr const char* kFetch = "muster.ref.fetch";  // creator:i32 number:u64
+// The arguments of both are creator:i32 number:u64.
+constexpr const char* kFetch = "muster.ref.fetch";
+constexpr const char* kWait = "muster.ref.wait";
 
 Result<RefId> read_id(const Message& arguments) {
   Reader in(arguments.head);
@@ -19,9 +21,14 @@ Result<RefId> read_id(const Message& arguments) {
   return id;
 }
 
+Message arguments_of(const Ref& ref) {
+  Writer out;
+  out.put<int32_t>(ref.id().creator).put(ref.id().number);
+  return Message{out.take(), {}};
+}
+
 void reply_with_value(RefService& refs, const std::shared_ptr<Responder>& responder, const std::string& receiver,
                       const RefValue& value) {
-  if (const auto* failed = dynamic_cast<const FailedValue*>(&value)) return responder->fail(failed->why);
   ValueWriter out;
   try {
     dynamic_cast<const WritableValue&>(value).write(out);
@@ -34,24 +41,33 @@ void reply_with_value(RefService& refs, const std::shared_ptr<Responder>& respon
 }  // namespace
 
 Result<> add_fetch(Agent& agent, const std::shared_ptr<RefService>& refs) {
-  const auto fetch = [weak = std::weak_ptr(refs)](const Request& request, Responder given) {
-    const auto responder = std::make_shared<Responder>(std::move(given));
-    const auto service = weak.lock();
-    if (!service) return;
-    const auto send = [weak, responder, receiver = request.from.name](const std::shared_ptr<RefValue>& value) {
-      if (const auto alive = weak.lock()) reply_with_value(*alive, responder, receiver, *value);
+  const auto handler = [weak = std::weak_ptr(refs)](auto reply) {
+    return [weak, reply](const Request& request, Responder given) {
+      const auto responder = std::make_shared<Responder>(std::move(given));
+      const auto service = weak.lock();
+      if (!service) return;
+      const auto send = [weak, reply, responder, receiver = request.from.name](const std::shared_ptr<RefValue>& value) {
+        const auto* failed = dynamic_cast<const FailedValue*>(value.get());
+        if (failed != nullptr) return responder->fail(failed->why);
+        if (const auto alive = weak.lock()) reply(*alive, responder, receiver, *value);
+      };
+      Result<RefId> id = read_id(request.arguments);
+      Result<> found = id ? service->when_ready(*id, send) : tl::unexpected(id.error());
+      if (!found) responder->fail(CallError{std::move(found.error()), {}, {}});
     };
-    Result<RefId> id = read_id(request.arguments);
-    Result<> found = id ? service->when_ready(*id, send) : tl::unexpected(id.error());
-    if (!found) responder->fail(CallError{std::move(found.error()), {}, {}});
   };
-  return agent.add_function(kFetch, fetch, {});
+  const auto reply_with_nothing = [](RefService&, const std::shared_ptr<Responder>& responder, const std::string&,
+                                     const RefValue&) { responder->reply({}); };
+  MUSTER_TRY(agent.add_function(kWait, handler(reply_with_nothing), {}));
+  return agent.add_function(kFetch, handler(reply_with_value), {});
 }
 
 Future fetch(Agent& agent, const Ref& ref, const CallOptions& options) {
-  Writer out;
-  out.put<int32_t>(ref.id().creator).put(ref.id().number);
-  return agent.call(ref.owner(), kFetch, Message{out.take(), {}}, options);
+  return agent.call(ref.owner(), kFetch, arguments_of(ref), options);
+}
+
+Future wait_for_value(Agent& agent, const Ref& ref, const CallOptions& options) {
+  return agent.call(ref.owner(), kWait, arguments_of(ref), options);
 }
 
 Future call_with_refs(Agent& agent, RefService& refs, const std::string& to, const std::string& function,

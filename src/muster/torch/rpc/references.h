@@ -23,10 +23,12 @@ class FailedValue final : public RefValue {
   const CallError why;
 };
 
-/// Adds the function that copies the value of a reference to its caller, once there is one.
+/// Adds the functions behind fetch() and wait_for_value() to an agent.
 Result<> add_fetch(Agent& agent, const std::shared_ptr<RefService>& refs);
-/// Calls it at the owner of the reference.
+/// Gets a copy of the value of a reference, once there is one.
 Future fetch(Agent& agent, const Ref& ref, const CallOptions& options);
+/// Waits for the value without copying it: the result is empty.
+Future wait_for_value(Agent& agent, const Ref& ref, const CallOptions& options);
 
 /// Calls a function with arguments that may hold references. Blocks while they are granted, which takes a round trip to
 /// their owners if these are other workers. Throws if that fails.
