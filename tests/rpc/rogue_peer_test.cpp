@@ -57,8 +57,9 @@ class RoguePeer : public testing::Test {
       if (received) read_and_drop();
     });
   }
-  /// Waits until the agent has closed the link, and returns its reason.
+  /// Waits until the agent has closed the link, and returns its reason, which follows the results.
   Error close_reason() {
+    read_and_drop();
     EXPECT_TRUE(loop_->run_until([this] { return closed_.has_value(); }, Deadline::after(kPatience)));
     return closed_.value_or(Error());
   }
