@@ -298,8 +298,6 @@ TEST_F(RpcFailure, MessagesHaveACap) {
   EXPECT_NE(sent.error.message.find("over the cap of 1 MiB"), std::string::npos) << sent.error.message;
   const CallError returned = error_of(a->call("b", "large", {}, {}));
   EXPECT_NE(returned.error.message.find("over the cap of 1 MiB"), std::string::npos) << returned.error.message;
-  const CallError head = error_of(start("c")->call("b", "large", Message{Bytes((16 << 20) + 1), {}}, {}));
-  EXPECT_NE(head.error.message.find("send large data as segments"), std::string::npos) << head.error.message;
 }
 
 TEST_F(RpcFailure, ShutdownFailsTheCallsOfPeersOnly) {

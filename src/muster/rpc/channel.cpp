@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace muster::rpc {
@@ -67,34 +68,55 @@ void Channel::handle_messages() {
     if (!parsed) return reject(parsed.error());
     parsed->arrived = steady_clock().now();
     if (const auto valid = events_.announced(*parsed); !valid) return reject(valid.error());
-    if (!parsed->long_parts.empty()) return receive_long_parts(std::move(*parsed));
+    if (!parsed->long_parts.empty()) {
+      partial_ = std::move(*parsed);
+      return receive_head();
+    }
     events_.received(std::move(*parsed));
   }
   read_batch();
 }
 
-/// The lengths were checked against the cap, but the peer may still announce more than this process can allocate.
-void Channel::receive_long_parts(ParsedMessage parsed) {
-  partial_ = std::move(parsed);
+/// The memory of a long head is cleared, and so used at once. So it grows with the bytes that have arrived.
+void Channel::receive_head() {
+  Bytes& head = partial_.message.head;
+  const size_t arrived = head.size();
+  const size_t left = partial_.header.head_bytes - arrived;
+  if (left == 0) return receive_segments();
+  try {
+    head.resize(arrived + std::min(left, std::max(arrived, kHeadPiece)));
+  } catch (const std::bad_alloc&) {
+    return reject_for_memory();
+  }
+  const Segment into{head.data() + arrived, head.size() - arrived};
+  link_.receive({&into, 1}, [this](const Result<>& received) {
+    if (!received) return events_.ended(received.error());
+    receive_head();
+  });
+}
+
+/// The lengths were checked against the cap, but the peer may still announce more than this process can allocate. The
+/// memory of a long segment is only used as its bytes arrive.
+void Channel::receive_segments() {
   std::vector<Segment> into;
   try {
     for (const auto& [index, bytes] : partial_.long_parts) {
-      if (index == ParsedMessage::kHeadPart) {
-        partial_.message.head.resize(bytes);
-        into.push_back({partial_.message.head.data(), bytes});
-      } else {
-        Buffer& segment = partial_.message.segments[index] = Buffer::allocate(bytes);
-        into.push_back({segment.data(), bytes});
-      }
+      if (index == ParsedMessage::kHeadPart) continue;
+      Buffer& segment = partial_.message.segments[index] = Buffer::allocate(bytes);
+      into.push_back({segment.data(), bytes});
     }
   } catch (const std::bad_alloc&) {
-    return reject(Error{ErrorCode::kResourceExhausted, "no memory for a message that arrives"});
+    return reject_for_memory();
   }
   link_.receive(into, [this](const Result<>& received) {
     if (!received) return events_.ended(received.error());
     events_.received(std::move(partial_));
     handle_messages();
   });
+}
+
+void Channel::reject_for_memory() {
+  reject(Error{ErrorCode::kResourceExhausted, "no memory for a message that arrives"});
 }
 
 void Channel::reject(const Error& why) {

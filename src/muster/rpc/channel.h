@@ -53,6 +53,7 @@ class Channel {
 
  private:
   static constexpr size_t kFlushBytes = size_t{32} << 10;
+  static constexpr size_t kHeadPiece = size_t{4} << 20;
 
   /// Bytes that the link may still refer to.
   struct Sent {
@@ -63,7 +64,9 @@ class Channel {
   void read_batch();
   void on_batch_header();
   void handle_messages();
-  void receive_long_parts(ParsedMessage parsed);
+  void receive_head();
+  void receive_segments();
+  void reject_for_memory();
   void reject(const Error& why);
 
   Link& link_;

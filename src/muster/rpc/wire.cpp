@@ -11,8 +11,7 @@
 // inline parts of the message have at most 64 KiB. The other parts, the long ones, follow the batch in the same order.
 // Only the last message of a batch has long parts. Little-endian. A hello has the name of the dialer, the version of
 // this format in `flags`, and a head of pid:i32 process_domain:string; the acceptor sends none. `id` numbers the
-// requests of the dialer from 1; answers have the id of their request. A head has at most 16 MiB. Only requests and
-// replies have long parts.
+// requests of the dialer from 1; answers have the id of their request. Only requests and replies have long parts.
 #include "muster/rpc/wire.h"
 
 #include <fmt/format.h>
@@ -113,7 +112,6 @@ Result<ParsedMessage> parse_message(ByteView& batch, uint64_t max_bytes) {
   if (header.name_bytes > kMaxNameBytes || header.segments > kMaxSegments) {
     return invalid(fmt::format("a name of {} bytes and {} segments", header.name_bytes, header.segments));
   }
-  if (header.head_bytes > kMaxHeadBytes) return invalid(fmt::format("a head of {} bytes", header.head_bytes));
   const size_t table_bytes = header.segments * sizeof(uint64_t);
   if (batch.size() < header.name_bytes + table_bytes) return invalid("its table is cut off");
   const ByteView name = take(batch, header.name_bytes);
@@ -175,11 +173,6 @@ Result<> check_message(std::string_view name, const Message& message, uint64_t m
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("a message has at most {} segments, got {}: join small tensors", kMaxSegments,
                             message.segments.size()));
-  }
-  if (message.head.size() > kMaxHeadBytes) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("the head of a message has at most {}, got {}: send large data as segments",
-                            format_bytes(kMaxHeadBytes), format_bytes(message.head.size())));
   }
   if (message.bytes() > max_bytes) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("a message of {} is over the cap of {}",

@@ -27,8 +27,6 @@ inline constexpr size_t kMaxNameBytes = 1024;
 inline constexpr size_t kMaxSegments = 1 << 16;
 /// The most bytes of a batch, and so the most memory that a receiver allocates for small messages of one peer.
 inline constexpr size_t kMaxBatchBytes = size_t{1} << 20;
-/// A receiver allocates the head at once. Longer data belongs into segments, whose memory is only used as they arrive.
-inline constexpr size_t kMaxHeadBytes = size_t{16} << 20;
 /// A part of a message that is longer than this follows the batch, and is received into memory of its own.
 inline constexpr size_t kMaxInlineBytes = size_t{16} << 10;
 /// The most inline bytes of one message. Later parts follow the batch.
