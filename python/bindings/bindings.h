@@ -20,6 +20,8 @@ void bind_optim(py::module_& module);
 void bind_recorder(py::module_& module);
 void bind_reducer(py::module_& module);
 void bind_rpc(py::module_& module);
+/// Binds the agent behind torch.distributed.rpc.
+void bind_rpc_torch_agent(py::module_& module);
 /// Binds the reports of a reducer's steps.
 void bind_step(py::module_& module);
 void bind_store(py::module_& module);

@@ -16,5 +16,6 @@ PYBIND11_MODULE(_C, module) {
   muster::python::bind_recorder(module);
   muster::python::bind_reducer(module);
   muster::python::bind_rpc(module);
+  muster::python::bind_rpc_torch_agent(module);
   muster::python::bind_step(module);
 }

@@ -321,14 +321,15 @@ class PyAgent {
 
 std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store>>& store, const std::string& name,
                               const std::string& group, const std::optional<std::string>& transports,
-                              const std::optional<std::string>& interface, int max_handlers, double lease,
-                              double timeout) {
+                              const std::optional<std::string>& interface, int max_handlers, bool fixed_members,
+                              double lease, double timeout) {
   rpc::EndpointOptions options;
   options.name = name;
   options.group = group;
   if (transports) options.transports = *transports;
   if (interface) options.interface = *interface;
   options.max_handlers = max_handlers;
+  options.fixed_members = fixed_members;
   options.timeout = PyAgent::duration(timeout);
   auto agent = value_or_throw(store ? rpc::start_endpoint(store_over_c10d(*store), std::move(options))
                                     : rpc::join_job(std::move(options)));
@@ -375,7 +376,8 @@ void bind_rpc(py::module_& module) {
       .def("reply", &PyResponder::reply)
       .def("fail", &PyResponder::fail);
   module.def("rpc_join", &join, py::arg("store"), py::arg("name"), py::arg("group"), py::arg("transports"),
-             py::arg("interface"), py::arg("max_handlers"), py::arg("lease"), py::arg("timeout"), no_gil);
+             py::arg("interface"), py::arg("max_handlers"), py::arg("fixed_members"), py::arg("lease"),
+             py::arg("timeout"), no_gil);
 }
 
 }  // namespace muster::python

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, dtype
 from torch._C._distributed_c10d import Backend, ReduceOp, Work
 from torch._C._distributed_c10d import Store as _C10dStore
+from torch._C._distributed_rpc import RpcAgent as RpcAgentBase
 from torch.futures import Future
 from typing_extensions import disjoint_base
 
@@ -31,7 +32,6 @@ def open_store(url: str, secret: bytes | None, timeout: timedelta) -> Store: ...
 def store_from_environment(timeout: timedelta) -> Store: ...
 def recordings(last: int) -> str: ...
 def trace() -> str: ...
-
 def rpc_join(
     store: _C10dStore | None,
     name: str,
@@ -39,6 +39,7 @@ def rpc_join(
     transports: str | None,
     interface: str | None,
     max_handlers: int,
+    fixed_members: bool,
     lease: float,
     timeout: float,
 ) -> RpcAgent: ...
@@ -72,6 +73,13 @@ class RpcAgent(metaclass=_BoundClass):
     def workers(self, timeout: float) -> list[tuple[str, int]]: ...
     def barrier(self, name: str, count: int, timeout: float) -> None: ...
     def shutdown(self, timeout: float) -> None: ...
+
+def torch_rpc_agent(
+    store: _C10dStore, name: str, rank: int, names: list[str], timeout: float, threads: int
+) -> TorchRpcAgent: ...
+
+class TorchRpcAgent(RpcAgentBase, metaclass=_BoundClass):
+    def __init__(self, *args: object, **kwargs: object) -> None: ...  # refuses
 
 class RpcRef(metaclass=_BoundClass):
     def __init__(self, *args: object, **kwargs: object) -> None: ...  # refuses

@@ -9,6 +9,7 @@ fail. If muster was built for another torch, the error comes when a group is cre
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import importlib
 import sys
@@ -31,6 +32,7 @@ def load() -> None:
     from torch.distributed.rendezvous import register_rendezvous_handler
 
     _patch_torch()
+    _register_rpc()
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
     for scheme in ("redis", "rediss", "redis+unix", "etcd", "etcds"):
         with contextlib.suppress(RuntimeError):  # already registered, by an earlier import or another package
@@ -40,6 +42,28 @@ def load() -> None:
 
         # Forget that the package was imported, so that the user's own `import muster` raises the error.
         sys.modules.pop("muster", None)
+
+
+def _register_rpc() -> None:
+    """The backend MUSTER of torch.distributed.rpc. Its module is loaded when it is used."""
+    import torch.distributed.rpc as rpc  # imported already, as part of torch.distributed
+
+    registry: Any = sys.modules.get("torch.distributed.rpc.backend_registry")
+    if registry is None or registry.backend_registered("MUSTER"):  # None: torch was built without RPC
+        return
+
+    def module() -> Any:
+        return importlib.import_module("muster.rpc._torch_backend")
+
+    # Not with register_backend(): init_rpc() tries the backends in order, so torch's own must be the first.
+    ours = registry.BackendValue(
+        lambda *args, **kwargs: module().options(*args, **kwargs), lambda **kwargs: module().start(**kwargs)
+    )
+    make_enum: Any = enum.Enum
+    backends = make_enum("BackendType", {each.name: each.value for each in registry.BackendType} | {"MUSTER": ours})
+    backends.__repr__ = registry._backend_type_repr
+    registry.BackendType = backends
+    vars(rpc)["BackendType"] = backends
 
 
 def _patch_torch() -> None:

@@ -291,3 +291,47 @@ def test_a_program_of_multiprocessing_needs_no_launcher(run: Run, program: str) 
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     output = run([sys.executable, program, "spawn"], env=os.environ | environment)
     assert all(f"rank {rank} is done" in output for rank in range(3))
+
+
+STOCK_PROGRAM = """
+import os
+import torch
+import torch.distributed.autograd as dist_autograd
+import torch.distributed.rpc as rpc
+from torch.distributed.optim import DistributedOptimizer
+
+class Layer:
+    def __init__(self):
+        self.weight = torch.ones(2, 2, requires_grad=True)
+
+    def forward(self, x):
+        return x @ self.weight
+
+    def value(self):
+        return self.weight.detach()
+
+    def parameter(self):
+        return rpc.RRef(self.weight)
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rpc.init_rpc(f"worker{rank}", backend=rpc.BackendType.MUSTER, rank=rank, world_size=size)
+if rank == 0:
+    layer = rpc.remote("worker1", Layer)
+    optimizer = DistributedOptimizer(torch.optim.SGD, [layer.rpc_sync().parameter()], lr=0.5)
+    with dist_autograd.context() as context:
+        loss = layer.rpc_sync().forward(torch.eye(2)).sum()
+        dist_autograd.backward(context, [loss])
+        optimizer.step(context)
+    assert torch.equal(layer.rpc_sync().value(), torch.full((2, 2), 0.5))
+rpc.shutdown()
+print(f"rank {rank} is done")
+"""
+
+
+def test_torchs_own_rpc_runs_over_muster(launch: Launch, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(STOCK_PROGRAM)
+    job = launch("--nproc-per-node", "2", str(program))
+    assert job.finish() == 0, job.err
+    assert all(f"rank {rank} is done" in job.out for rank in range(2))
+    assert "unpickles" in job.err, "the consent is said"

@@ -203,6 +203,16 @@ TEST_F(RpcFailure, CallsToAWorkerThatLeftFailAtOnce) {
   EXPECT_EQ(text(result_of(a->call("b", "echo", text("y"), {}))), "y");
 }
 
+TEST_F(RpcFailure, WithFixedMembersACallToAWorkerThatLeftBeforeFailsAtOnce) {
+  auto options = options_for("a", "shm,tcp");
+  options.fixed_members = true;
+  const auto a = start(options), b = start("b");
+  ASSERT_TRUE(b->shutdown(Deadline::after(kPatience)));  // a has never called it
+  const CallError error = error_of(a->call("b", "echo", {}, {}));
+  EXPECT_EQ(error.error.code, ErrorCode::kPeerLost) << error.to_string();
+  EXPECT_NE(error.error.message.find("no worker has the name \"b\""), std::string::npos) << error.to_string();
+}
+
 TEST_F(RpcFailure, TheQueueOfAnUnknownWorkerHasACap) {
   auto options = options_for("a", "shm,tcp");
   options.max_queued_calls = 10;

@@ -117,6 +117,7 @@ def init_rpc(
             transports=options.transports,
             interface=options.interface,
             max_handlers=options.num_worker_threads,
+            fixed_members=world_size is not None,
             lease=options.lease,
             timeout=options.join_timeout,
         )

@@ -249,11 +249,14 @@ bool Client::on_looked_up(const std::string& name, const Result<std::optional<Wo
 /// An idempotent call may go to the worker that has the name next, so it waits.
 void Client::fail_calls_to_left(const std::string& name, std::list<CallPtr>& calls) {
   const auto left = left_.find(name);
-  if (left == left_.end()) return;
+  if (left == left_.end() && !options_.fixed_members) return;
+  const std::string why = left != left_.end()
+                              ? left->second + " has left"
+                              : fmt::format("no worker has the name \"{}\": it has left, or the name is wrong", name);
   std::erase_if(calls, [&](const CallPtr& call) {
     if (call->options.idempotent) return false;
     call->waits = false;
-    finish(*call, tl::unexpected(local_error(ErrorCode::kPeerLost, left->second + " has left")));
+    finish(*call, tl::unexpected(local_error(ErrorCode::kPeerLost, why)));
     return true;
   });
 }

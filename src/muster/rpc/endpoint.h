@@ -21,6 +21,9 @@ struct EndpointOptions {
   uint64_t max_message_bytes = uint64_t{16} << 30;
   size_t max_queued_calls = 1 << 16;  ///< calls to one worker that wait to be sent; more fail at once
   Duration timeout = 60s;             ///< of joining
+  /// All workers join before the first call is made. So a call to a name that no worker has fails at once. By default
+  /// it waits until a worker with this name joins.
+  bool fixed_members = false;
   /// A worker that sends nothing for so long, while calls to it are pending, counts as lost.
   Duration heartbeat_timeout = 30s;
 };

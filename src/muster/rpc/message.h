@@ -32,10 +32,9 @@ class Buffer {
 /// What a segment counts for in a window beside its bytes: the memory that a short one needs.
 inline constexpr size_t kSegmentOverhead = 128;
 
-/// The arguments or the result of a call. This layer does not look inside. `segments` are
-/// sent from where they are, so their memory must not change until the call has ended. If the call timed out or was
-/// canceled, it must not change until the owner of the buffer has been released, because the bytes may still be on
-/// their way.
+/// The arguments or the result of a call. This layer does not look inside. `segments` are sent from where they are, so
+/// their memory must not change until the call has ended. If the call timed out or was canceled, it must not change
+/// until the owner of the buffer has been released, because the bytes may still be on their way.
 struct Message {
   Bytes head;
   std::vector<Buffer> segments;

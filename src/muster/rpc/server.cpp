@@ -55,8 +55,10 @@ class Server::ServedCall : public LoopDriver::Task,
   void refuse(ErrorCode code, std::string why) { finish(tl::unexpected(local_error(code, std::move(why)))); }
   /// False if the caller does not wait any more: the call has ended without its function.
   bool claim() {
-    if (!claimed_.exchange(true) && !request_.deadline.passed()) return true;
-    refuse(ErrorCode::kAborted, "the caller stopped waiting before the function began");
+    const bool canceled = claimed_.exchange(true);
+    if (!canceled && !request_.deadline.passed()) return true;
+    refuse(canceled ? ErrorCode::kAborted : ErrorCode::kTimeout,
+           "the caller stopped waiting before the function began");
     return false;
   }
   void run_function() {
