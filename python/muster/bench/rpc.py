@@ -1,4 +1,4 @@
-"""muster bench rpc: calls between two processes, from C++, beside gRPC and raw sockets."""
+"""muster bench rpc: calls between processes: from C++ beside gRPC and raw sockets, from Python beside TensorPipe."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from muster._programs import find_program
 from muster.bench.report import BenchFailedError, Row
 
-SUMMARY = "remote calls from C++ between two processes of this host, against gRPC"
-PEERS: tuple[str, ...] = ("grpc",)
+SUMMARY = "remote calls between processes of this host: from C++ against gRPC, from Python against TensorPipe"
+PEERS: tuple[str, ...] = ("grpc", "tensorpipe")
 PROGRAM = "muster-rpc-load"
 
 
@@ -36,6 +36,9 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         errors = load.stderr.read().strip()
     if load.returncode != 0:
         raise BenchFailedError(errors or f"{PROGRAM} ended with status {load.returncode}")
+    from muster.bench.rpc_python import python_rows
+
+    yield from python_rows(arguments.quick)
 
 
 def _row(figures: dict[str, str | float]) -> Row:
