@@ -204,7 +204,7 @@ class PyCall {
     const CallResult& result = future_->wait();
     if (!result) raise_call_error(result.error());
     // A call in one direction has no result.
-    if (!value_) value_ = result->head.empty() ? py::none() : read_message(*result, refs_.get(), -1);
+    if (!value_) value_ = result->head.empty() ? py::none() : read_message(*result, refs_.get(), RefService::kReplied);
     return value_;
   }
 

@@ -184,7 +184,7 @@ def _failures(rank: int) -> None:
     with pytest.raises(TypeError, match="lock"):
         rpc.remote("w1", make, (threading.Lock(),))
     with pytest.raises(ValueError, match="another worker"):
-        rpc.rpc_sync("w1", "muster.rpc._rref:_create", (77, 1, "x", (), {}))
+        rpc.rpc_sync("w1", "muster.ref.create", (77, 1, "x", (), {}))
     wait_until_nothing_is_left(2)
 
 

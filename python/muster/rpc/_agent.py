@@ -82,8 +82,8 @@ def init_rpc(
     """Makes this process a worker that others call by `name`, and that can call them. Waits until `world_size` workers
     have joined.
 
-    rank, world_size: by default those of `muster run`, or none: then the worker waits for no others, and workers may
-        come and go at any time.
+    rank, world_size: by default those of `muster run`. With a world_size of 0, or without one in a program that was
+        started otherwise, the worker waits for no others, and workers may come and go at any time.
     rpc_backend_options: an Options, or torch's.
     store: where the workers meet; by default the job's own store, or the one at `init_method`.
     allow: what others may call here, in addition to the default (allow()).
@@ -101,6 +101,7 @@ def init_rpc(
     launched = store is None and "MUSTER_STORE" in os.environ
     if launched and world_size is None and rank < 0:
         world_size = int(os.environ["WORLD_SIZE"])
+    world_size = world_size or None
     own_store = None
     if not launched and store is None:
         store, world_size = own_store, _ = _rendezvous(options.init_method, rank, world_size)

@@ -178,6 +178,6 @@ def _create(
     return None
 
 
-_CREATE = _functions.name_of(_create) or ""
-_serving.needs_caller(_create)
-export(_create)
+_CREATE = "muster.ref.create"  # of C++ workers, too
+export(name=_CREATE)(_create)
+_serving.needs_caller(_CREATE)

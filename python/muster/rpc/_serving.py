@@ -47,9 +47,9 @@ def result_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 _with_caller: set[str] = set()
 
 
-def needs_caller(function: Callable[..., Any]) -> None:
-    """The function gets the name and the id of the worker that calls it, as the argument `caller`."""
-    _with_caller.add(_functions.name_of(function) or "")
+def needs_caller(name: str) -> None:
+    """The function with this name gets the name and the id of the worker that calls it, as the argument `caller`."""
+    _with_caller.add(name)
 
 
 class Later:

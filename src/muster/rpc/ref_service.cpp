@@ -177,7 +177,8 @@ Result<RefPtr> RefService::receive(const std::string& owner, const RefId& id, in
   const std::lock_guard lock(mutex_);
   if (owner != self().name) {
     held_.receive(owner, id);
-  } else if (owned_.contains(id) || id.creator == sender) {  // the call that creates it may be overtaken
+  } else if (sender == kReplied || sender == id.creator || owned_.contains(id)) {
+    // The call that creates it may be overtaken. In a reply it may come from the worker that has created it.
     owned_.create(id, owner, steady_clock().now());
   } else {
     return tl::unexpected(not_found(id));

@@ -25,6 +25,7 @@ class Ref {
 
   const std::string& owner() const { return owner_; }
   const RefId& id() const { return id_; }
+  const std::shared_ptr<RefService>& service() const { return service_; }
   bool is_owner() const;
   /// "reference 3.17 at worker "ps"".
   std::string to_string() const;
@@ -68,13 +69,15 @@ class RefService : public std::enable_shared_from_this<RefService> {
   /// Begins to grant references to `receiver`, which must be done before a message with them is sent. Returns the calls
   /// to owners that are other workers. The references must be kept until the message was handled.
   std::vector<Future> grant(const std::vector<RefPtr>& refs, const std::string& receiver);
-  /// A message with a reference has arrived. `sender`: the id of the worker that sent it, -1 if it is not known.
+  /// A message with a reference has arrived. `sender`: the id of the worker that sent it as an argument, or kReplied.
   /// kNotFound if this worker owns the reference, and nobody holds it.
-  Result<RefPtr> receive(const std::string& owner, const RefId& id, int sender = -1);
+  Result<RefPtr> receive(const std::string& owner, const RefId& id, int sender);
+  static constexpr int kReplied = -1;
 
   /// Ends the service: references that are dropped later are not released. Values are destroyed.
   void stop();
   const WorkerInfo& self() const { return agent_->self(); }
+  Agent& agent() const { return *agent_; }
   /// References that this worker owns and holds. For tests.
   std::pair<size_t, size_t> counts() const;
 

@@ -70,6 +70,38 @@ Future wait_for_value(Agent& agent, const Ref& ref, const CallOptions& options) 
   return agent.call(ref.owner(), kWait, arguments_of(ref), options);
 }
 
+void expect_parts(ValueReader& in, size_t count) {
+  in.expect(Tag::kList);
+  if (in.count() == count) return;
+  throw_error(Error{ErrorCode::kProtocol, c10::str("the arguments of a call are a list of ", count, " values")});
+}
+
+void begin_create(ValueWriter& out, const Ref& ref, const std::string& function) {
+  out.begin_list(2);
+  out.begin_tuple(5);
+  out.put_int(ref.id().creator);
+  out.put_int(static_cast<int64_t>(ref.id().number));
+  out.put_string(function);
+}
+
+std::pair<RefId, std::string> read_create(ValueReader& in, RefService& refs, const WorkerInfo& caller) {
+  expect_parts(in, 2);
+  in.expect(Tag::kTuple);
+  if (in.count() != 5) throw_error(Error{ErrorCode::kProtocol, "a reference is created with five values"});
+  RefId id;
+  in.expect(Tag::kInt);
+  id.creator = static_cast<int>(in.int_value());
+  in.expect(Tag::kInt);
+  id.number = static_cast<uint64_t>(in.int_value());
+  in.expect(Tag::kString);
+  std::string function(in.bytes_value());
+  if (id.creator != caller.id) {
+    throw_error(Error{ErrorCode::kProtocol, caller.to_string() + " names a reference of another worker"});
+  }
+  if (caller.id != refs.self().id) refs.accept(id, caller);
+  return {id, std::move(function)};
+}
+
 Future call_with_refs(Agent& agent, RefService& refs, const std::string& to, const std::string& function,
                       ValueWriter arguments, const CallOptions& options) {
   auto passed = arguments.take_refs();

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "muster/rpc/agent.h"
 #include "muster/rpc/ref_service.h"
@@ -29,6 +30,17 @@ Result<> add_fetch(Agent& agent, const std::shared_ptr<RefService>& refs);
 Future fetch(Agent& agent, const Ref& ref, const CallOptions& options);
 /// Waits for the value without copying it: the result is empty.
 Future wait_for_value(Agent& agent, const Ref& ref, const CallOptions& options);
+
+/// The function that makes the value of a reference. Its arguments by position are the reference's creator and number,
+/// the name of a function, and the arguments of that by position and by name.
+inline constexpr const char* kCreate = "muster.ref.create";
+/// Begins its arguments, up to the name of the function. Those of the function, and an empty dict, must follow.
+void begin_create(ValueWriter& out, const Ref& ref, const std::string& function);
+/// Reads what begin_create() has written, and accepts the reference. Throws ErrorException if the creator is not the
+/// caller.
+std::pair<RefId, std::string> read_create(ValueReader& in, RefService& refs, const WorkerInfo& caller);
+/// Reads the head of a list of so many parts.
+void expect_parts(ValueReader& in, size_t count);
 
 /// Calls a function with arguments that may hold references. Blocks while they are granted, which takes a round trip to
 /// their owners if these are other workers. Throws if that fails.

@@ -74,7 +74,7 @@ class ValueWriter {
 class ValueReader {
  public:
   /// The message must outlive the reader. `refs` and `sender` are needed for references (RefService::receive()).
-  explicit ValueReader(const Message& message, RefService* refs = nullptr, int sender = -1)
+  explicit ValueReader(const Message& message, RefService* refs = nullptr, int sender = RefService::kReplied)
       : rest_(message.head), segments_(message.segments), refs_(refs), sender_(sender) {}
 
   Tag peek() const;

@@ -1,5 +1,5 @@
-// Remote calls with C++ types: two workers in one process.
-#include "muster/torch/rpc/functions.h"
+// Remote calls with C++ types: three workers in one process.
+#include "muster/torch/rpc/worker.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -22,31 +22,29 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
-class RpcFunctions : public testing::Test {
+class RpcWorker : public testing::Test {
  protected:
-  RpcFunctions() {
+  static Worker start(const std::shared_ptr<Store>& store, const std::string& name) {
     EndpointOptions options;
+    options.name = name;
     options.interface = "127.0.0.1";
-    for (auto* agent : {&a_, &b_}) {
-      options.name = agent == &a_ ? "a" : "b";
-      *agent = value_or_throw(start_endpoint(store_, options));
-    }
+    return Worker(value_or_throw(start_endpoint(store, options)));
   }
   void TearDown() override {
-    for (const auto& agent : {a_, b_}) EXPECT_TRUE(agent->shutdown(Deadline::after(10s)));
+    for (const Worker* worker : {&a_, &b_, &c_}) EXPECT_TRUE(worker->agent().shutdown(Deadline::after(10s)));
   }
   template <class T, class... Args>
   T call(const std::string& function, const Args&... arguments) {
-    return rpc_sync<T>(*a_, "b", function, {}, arguments...);
+    return a_.rpc_sync<T>("b", function, {}, arguments...);
   }
 
   const std::shared_ptr<Store> store_ = memory_store();
-  std::shared_ptr<Agent> a_, b_;
+  Worker a_ = start(store_, "a"), b_ = start(store_, "b"), c_ = start(store_, "c");
 };
 
-TEST_F(RpcFunctions, ValuesComeBackAsTheyWere) {
+TEST_F(RpcWorker, ValuesComeBackAsTheyWere) {
   const auto check = [this]<class T>(const std::string& name, const T& value) {
-    add_function(*b_, name, [](const T& given) { return given; });
+    b_.add_function(name, [](const T& given) { return given; });
     EXPECT_TRUE(call<T>(name, value) == value) << name;
   };
   check("bool", true);
@@ -64,25 +62,25 @@ TEST_F(RpcFunctions, ValuesComeBackAsTheyWere) {
   check("struct", std::vector<Point>{{1.5, {1, 2}}, {}});
 }
 
-TEST_F(RpcFunctions, TensorsAreCopied) {
-  add_function(*b_, "scaled", [](const at::Tensor& tensor, double by) { return tensor * by; });
+TEST_F(RpcWorker, TensorsAreCopied) {
+  b_.add_function("scaled", [](const at::Tensor& tensor, double by) { return tensor * by; });
   for (const auto& tensor : {at::ones({}), at::ones({0, 3}), at::arange(12).view({3, 4}).t(), at::arange(1 << 18),
                              at::eye(3, at::kDouble), at::ones({2}, at::kBool)}) {
     const auto scaled = call<at::Tensor>("scaled", tensor, 2.0);
     EXPECT_TRUE(scaled.equal(tensor * 2.0)) << tensor.sizes();
   }
-  add_function(*b_, "changed", [](at::Tensor tensor) { return tensor.add_(1); });
+  b_.add_function("changed", [](at::Tensor tensor) { return tensor.add_(1); });
   const at::Tensor mine = at::ones({100'000});
   EXPECT_TRUE(call<at::Tensor>("changed", mine).equal(mine + 1));
   EXPECT_TRUE(mine.equal(at::ones({100'000})));
   at::Tensor leaf = at::ones({2}).requires_grad_();
-  add_function(*b_, "needs_grad", [](const at::Tensor& tensor) { return tensor.requires_grad(); });
+  b_.add_function("needs_grad", [](const at::Tensor& tensor) { return tensor.requires_grad(); });
   EXPECT_TRUE(call<bool>("needs_grad", leaf));
   EXPECT_THROW(call<bool>("needs_grad", at::eye(2).to_sparse()), c10::NotImplementedError);
 }
 
-TEST_F(RpcFunctions, ArgumentsMustFit) {
-  add_function(*b_, "add", [](int a, uint8_t b) { return a + b; });
+TEST_F(RpcWorker, ArgumentsMustFit) {
+  b_.add_function("add", [](int a, uint8_t b) { return a + b; });
   const auto error_of = [&](const auto&... arguments) -> std::string {
     try {
       call<int>("add", arguments...);
@@ -96,15 +94,15 @@ TEST_F(RpcFunctions, ArgumentsMustFit) {
   EXPECT_THAT(error_of(1, "two"), testing::HasSubstr("expected an int, got a string"));
   EXPECT_THAT(error_of(1, 256), testing::HasSubstr("256 is out of range"));
   EXPECT_THAT(error_of(1, 2, 3), testing::HasSubstr("expected 2 values, got 3"));
-  add_function(*b_, "x_of", [](const Point& point) { return point.x; });
+  b_.add_function("x_of", [](const Point& point) { return point.x; });
   EXPECT_EQ(call<double>("x_of", Point{2, {}}), 2);
   EXPECT_THROW(call<double>("x_of", std::map<std::string, int>{{"x", 1}}), ErrorException);
   EXPECT_THROW(call<double>("x_of", std::map<std::string, int>{{"x", 1}, {"y", 1}}), ErrorException);
   EXPECT_THROW(call<std::string>("add", 1, 2), ArgumentException) << "the result is an int";
 }
 
-TEST_F(RpcFunctions, ExceptionsReachTheCaller) {
-  add_function(*b_, "fail", [](int at) { throw std::out_of_range("index " + std::to_string(at)); });
+TEST_F(RpcWorker, ExceptionsReachTheCaller) {
+  b_.add_function("fail", [](int at) { throw std::out_of_range("index " + std::to_string(at)); });
   try {
     call<void>("fail", 7);
     FAIL();
@@ -114,26 +112,65 @@ TEST_F(RpcFunctions, ExceptionsReachTheCaller) {
     EXPECT_THAT(error.error().context, testing::HasSubstr("worker \"b\""));
   }
   EXPECT_THROW(call<void>("missing"), ErrorException);
-  EXPECT_THROW(add_function(*b_, "fail", [] {}), ErrorException);
+  EXPECT_THROW(b_.add_function("fail", [] {}), ErrorException);
 }
 
-TEST_F(RpcFunctions, FuturesAndCallbacks) {
-  add_function(*b_, "square", [](int x) { return x * x; });
+TEST_F(RpcWorker, FuturesAndCallbacks) {
+  b_.add_function("square", [](int x) { return x * x; });
   std::vector<TypedFuture<int>> futures;
-  for (int i = 0; i < 100; ++i) futures.push_back(rpc_async<int>(*a_, "b", "square", {}, i));
+  for (int i = 0; i < 100; ++i) futures.push_back(a_.rpc_async<int>("b", "square", {}, i));
   for (int i = 0; i < 100; ++i) EXPECT_EQ(futures[i].wait(), i * i);
   std::atomic<int> got = 0;
-  const auto future = rpc_async<int>(*a_, "b", "square", {}, 5);
+  const auto future = a_.rpc_async<int>("b", "square", {}, 5);
   future.then([&](auto result) { got = result(); });
   future.wait();
   while (got == 0) std::this_thread::yield();
   EXPECT_EQ(got, 25);
-  add_function(*b_, "nothing", [] {});
+  b_.add_function("nothing", [] {});
   call<void>("nothing");
 }
 
+struct Counter {
+  explicit Counter(int from) : count(from) {}
+  std::mutex mutex;  // it cannot travel
+  int count;
+};
+using CounterRef = RRef<std::shared_ptr<Counter>>;
+
+TEST_F(RpcWorker, ReferencesToValuesElsewhere) {
+  b_.add_function("make", [](int from) { return std::make_shared<Counter>(from); });
+  b_.add_function("next", [](const CounterRef& counter) {
+    const auto value = *counter.local_value();
+    const std::lock_guard lock(value->mutex);
+    return ++value->count;
+  });
+  b_.add_function("square", [](int x) { return x * x; });
+  c_.add_function("next_elsewhere",
+                  [this](const CounterRef& counter) { return c_.rpc_sync<int>("b", "next", {}, counter); });
+  c_.add_function("read", [](const RRef<int>& ref) { return ref.to_here(); });
+  c_.add_function("own", [this](int value) { return c_.own(value); });
+  {
+    const auto counter = a_.remote<std::shared_ptr<Counter>>("b", "make", {}, 5);
+    EXPECT_EQ(counter.owner(), "b");
+    EXPECT_FALSE(counter.is_owner());
+    EXPECT_EQ(call<int>("next", counter), 6);
+    EXPECT_EQ(a_.rpc_sync<int>("c", "next_elsewhere", {}, counter), 7);
+    EXPECT_THROW((void)counter.local_value(), ArgumentException);
+    const auto square = a_.remote<int>("b", "square", {}, 9);
+    EXPECT_EQ(square.to_here(), 81);
+    EXPECT_EQ(a_.rpc_sync<int>("c", "read", {}, square), 81);
+    EXPECT_EQ(a_.rpc_sync<int>("c", "read", {}, a_.own(3)), 3);
+    EXPECT_EQ(a_.rpc_sync<RRef<int>>("c", "own", {}, 4).to_here(), 4);
+    EXPECT_THROW((void)a_.remote<int>("b", "missing", {}).to_here(), ErrorException);
+    EXPECT_THROW(call<void>("make", 5), RemoteException) << "its result cannot travel";
+  }
+  for (const Worker* worker : {&a_, &b_, &c_}) {
+    while (worker->refs()->counts() != std::pair<size_t, size_t>(0, 0)) std::this_thread::yield();
+  }
+}
+
 /// Damaged messages are refused, and never read out of bounds.
-TEST_F(RpcFunctions, DamagedValuesAreRefused) {
+TEST_F(RpcWorker, DamagedValuesAreRefused) {
   using Value = std::tuple<at::Tensor, std::map<std::string, std::vector<double>>, Point, std::optional<at::Tensor>>;
   ValueWriter out;
   write(out, Value{at::arange(6).view({2, 3}), {{"a", {1, 2}}}, {1, {3}}, at::ones({2, 0})});

@@ -1,0 +1,65 @@
+#include "muster/torch/rpc/worker.h"
+
+namespace muster::rpc {
+
+Worker::Worker(std::shared_ptr<Agent> agent, RefService::Options options)
+    : agent_(std::move(agent)), refs_(value_or_throw(RefService::start(agent_, options))) {
+  value_or_throw(add_fetch(*agent_, refs_));
+  const auto create = [weak = std::weak_ptr(refs_), makers = makers_](const Request& request, Responder responder) {
+    const auto refs = weak.lock();
+    if (!refs) return;
+    try {
+      ValueReader in(request.arguments, refs.get(), request.from.id);
+      const auto [id, function] = read_create(in, *refs, request.from);
+      std::shared_ptr<RefValue> value;
+      try {
+        Maker maker;
+        {
+          const std::lock_guard lock(makers->mutex);
+          const auto found = makers->by_function.find(function);
+          if (found != makers->by_function.end()) maker = found->second;
+        }
+        if (!maker) throw_error(Error{ErrorCode::kNotFound, "there is no function \"" + function + "\""});
+        value = maker(in);
+      } catch (...) {
+        value = std::make_shared<FailedValue>(current_call_error());
+      }
+      refs->set_value(id, std::move(value));
+      ValueWriter none;
+      none.put_none();
+      responder.reply(none.take());
+    } catch (...) {
+      responder.fail(current_call_error());
+    }
+  };
+  value_or_throw(agent_->add_function(kCreate, create, {}));
+}
+
+Worker::~Worker() {
+  if (refs_) refs_->stop();
+}
+
+Worker Worker::join_job(EndpointOptions options) { return Worker(value_or_throw(rpc::join_job(std::move(options)))); }
+
+void Worker::add_handler(const std::string& name, const std::function<void(ValueReader&, ValueWriter&)>& body,
+                         Maker maker, FunctionOptions options) {
+  const auto handler = [weak = std::weak_ptr(refs_), body](const Request& request, Responder given) {
+    const auto refs = weak.lock();
+    if (!refs) return;
+    const auto responder = std::make_shared<Responder>(std::move(given));
+    ValueWriter out;
+    try {
+      ValueReader in(request.arguments, refs.get(), request.from.id);
+      expect_parts(in, 2);
+      body(in, out);
+    } catch (...) {
+      return responder->fail(current_call_error());
+    }
+    reply_with_refs(*refs, responder, request.from.name, std::move(out));
+  };
+  value_or_throw(agent_->add_function(name, handler, options));
+  const std::lock_guard lock(makers_->mutex);
+  makers_->by_function[name] = std::move(maker);
+}
+
+}  // namespace muster::rpc

@@ -1,0 +1,187 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+
+#include "muster/rpc/endpoint.h"
+#include "muster/rpc/ref_service.h"
+#include "muster/torch/rpc/codec.h"
+#include "muster/torch/rpc/references.h"
+#include "muster/torch/rpc/remote_error.h"
+#include "muster/torch/rpc/rref.h"
+
+/// Remote calls with C++ types. codec.h lists the types that can travel.
+namespace muster::rpc {
+
+namespace detail {
+
+/// The parameters of a callable as std::function knows them.
+template <class F>
+struct Signature : Signature<decltype(std::function(std::declval<F>()))> {};
+template <class R, class... Args>
+struct Signature<std::function<R(Args...)>> {
+  using Return = R;
+  using Arguments = std::tuple<std::remove_cvref_t<Args>...>;
+};
+
+/// Writes the arguments of a call: those by position, and none by name.
+template <class... Args>
+void write_arguments(ValueWriter& out, const Args&... arguments) {
+  out.begin_tuple(sizeof...(Args));
+  (write(out, arguments), ...);
+  out.begin_dict(0);
+}
+template <class Arguments>
+Arguments read_arguments(ValueReader& in) {
+  auto arguments = read<Arguments>(in);
+  in.expect(Tag::kDict);
+  if (in.count() != 0) {
+    throw_error(Error{ErrorCode::kInvalidArgument, "a C++ function takes no arguments by name"});
+  }
+  return arguments;
+}
+
+template <class R>
+void write_result(ValueWriter& out, const R& result) {
+  if constexpr (Writable<R>) {
+    write(out, result);
+  } else {
+    throw_error(Error{ErrorCode::kInvalidArgument, "the result of this function cannot travel: use remote()"});
+  }
+}
+
+}  // namespace detail
+
+/// The result of a call, now or later. Any result fits T = void. Thread-safe; copies refer to the same call.
+template <class T>
+class TypedFuture {
+ public:
+  TypedFuture(Future future, std::shared_ptr<RefService> refs) : future_(std::move(future)), refs_(std::move(refs)) {}
+
+  bool done() const { return future_.done(); }
+  /// Waits, and returns the result. Throws RemoteException if the function threw, ArgumentException if the result is no
+  /// T, and ErrorException for other failures. May be called several times, but only once if T has references.
+  T wait() const { return result_of(future_.wait(), *refs_); }
+  /// Calls back once the call has ended, as Future::then() does. The argument is a function that does what wait() does:
+  /// `future.then([](auto result) { use(result()); })`.
+  template <class F>
+  void then(F callback) const {
+    future_.then([callback = std::move(callback), refs = refs_](const CallResult& result) mutable {
+      callback([&result, &refs] { return result_of(result, *refs); });
+    });
+  }
+  void cancel() const { future_.cancel(); }
+
+ private:
+  static T result_of(const CallResult& result, RefService& refs) {
+    if (!result) throw_call_error(result.error());
+    if constexpr (!std::is_void_v<T>) return read_message<T>(*result, refs);
+  }
+
+  Future future_;
+  std::shared_ptr<RefService> refs_;
+};
+
+/// A process that takes part in remote calls, for C++ types: its functions, its calls, and its references. Thread-safe.
+/// It shuts its agent down when it is destroyed, without waiting.
+class Worker {
+ public:
+  explicit Worker(std::shared_ptr<Agent> agent, RefService::Options options = {});
+  /// As rpc::join_job(). Throws.
+  static Worker join_job(EndpointOptions options = {});
+  Worker(Worker&&) noexcept = default;
+  ~Worker();
+
+  Agent& agent() const { return *agent_; }
+  const std::shared_ptr<RefService>& refs() const { return refs_; }
+
+  /// Makes a function callable by name, from C++ and from Python: `worker.add_function("add", [](at::Tensor a, double
+  /// b) { return a + b; })`. Calls may run at the same time. An exception travels to the caller. A function whose
+  /// result cannot travel can only be called by remote(). Throws ErrorException with kAlreadyExists for a name that is
+  /// taken.
+  template <class F>
+  void add_function(const std::string& name, F function, FunctionOptions options = {});
+
+  /// Calls a function of the worker `to`. Does not wait. T is the type of the result.
+  template <class T, class... Args>
+  TypedFuture<T> rpc_async(const std::string& to, const std::string& function, const CallOptions& options,
+                           const Args&... arguments) const {
+    ValueWriter out;
+    out.begin_list(2);
+    detail::write_arguments(out, arguments...);
+    return {call_with_refs(*agent_, *refs_, to, function, std::move(out), options), refs_};
+  }
+  /// The same, but waits. Throws as TypedFuture::wait() does.
+  template <class T, class... Args>
+  T rpc_sync(const std::string& to, const std::string& function, const CallOptions& options,
+             const Args&... arguments) const {
+    return rpc_async<T>(to, function, options, arguments...).wait();
+  }
+  /// Calls a function of the worker `to`, and returns a reference to its result at once. T is the type of the result.
+  template <class T, class... Args>
+  RRef<T> remote(const std::string& to, const std::string& function, const CallOptions& options,
+                 const Args&... arguments) const {
+    const RefPtr ref = refs_->create(to);
+    ValueWriter out;
+    begin_create(out, *ref, function);
+    detail::write_arguments(out, arguments...);
+    out.begin_dict(0);
+    const Future creation = call_with_refs(*agent_, *refs_, to, kCreate, std::move(out), options);
+    creation.then([ref](const CallResult&) {});  // it must outlive the call that creates it
+    return RRef<T>(ref, creation);
+  }
+  /// A reference to a value of this worker.
+  template <class T>
+  RRef<T> own(T value) const {
+    const RefPtr ref = refs_->create(agent_->self().name);
+    refs_->set_value(ref->id(), std::make_shared<TypedValue<T>>(std::move(value)));
+    return RRef<T>(ref, std::nullopt);
+  }
+
+ private:
+  using Maker = std::function<std::shared_ptr<RefValue>(ValueReader&)>;
+  struct Makers {
+    std::mutex mutex;
+    std::unordered_map<std::string, Maker> by_function;
+  };
+  void add_handler(const std::string& name, const std::function<void(ValueReader&, ValueWriter&)>& body, Maker maker,
+                   FunctionOptions options);
+
+  std::shared_ptr<Agent> agent_;
+  std::shared_ptr<RefService> refs_;
+  std::shared_ptr<Makers> makers_ = std::make_shared<Makers>();
+};
+
+template <class F>
+void Worker::add_function(const std::string& name, F function, FunctionOptions options) {
+  using Arguments = typename detail::Signature<F>::Arguments;
+  using Return = std::remove_cvref_t<typename detail::Signature<F>::Return>;
+  const auto body = [function](ValueReader& in, ValueWriter& out) {
+    auto arguments = detail::read_arguments<Arguments>(in);
+    in.finish();
+    if constexpr (std::is_void_v<Return>) {
+      std::apply(function, std::move(arguments));
+      out.put_none();
+    } else {
+      detail::write_result(out, std::apply(function, std::move(arguments)));
+    }
+  };
+  const auto maker = [function](ValueReader& in) -> std::shared_ptr<RefValue> {
+    auto arguments = detail::read_arguments<Arguments>(in);
+    if constexpr (std::is_void_v<Return>) {
+      std::apply(function, std::move(arguments));
+      return std::make_shared<TypedValue<std::monostate>>(std::monostate());
+    } else {
+      return std::make_shared<TypedValue<Return>>(std::apply(function, std::move(arguments)));
+    }
+  };
+  add_handler(name, body, maker, options);
+}
+
+}  // namespace muster::rpc
