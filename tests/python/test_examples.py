@@ -70,3 +70,10 @@ def test_elastic_resumes_from_its_checkpoint(root: Path, muster: str, run: Calla
     output = run([muster, "run", "--nproc-per-node", "2", "--max-restarts", "3", *script])
     assert re.findall(r"restart (\d): begins at step (\d+)", output) == [("0", "0"), ("1", "5")], output
     assert "step 10: weights [30.0, 30.0, 30.0, 30.0]" in output, output
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_parameter_server_learns_the_digits(example: Callable[..., str], mode: str) -> None:
+    output = example(4, "parameter_server.py", "--mode", mode)
+    accuracy = re.search(rf"{mode}: held-out accuracy ([\d.]+)%", output)
+    assert accuracy and float(accuracy.group(1)) > 93, output
