@@ -11,6 +11,7 @@ also has:
     muster.monitored_barrier()  a barrier that names missing ranks
     muster.nn               DistributedDataParallel and DataParallel
     muster.forkserver       processes that start in milliseconds with torch imported
+    muster.rpc              calls of functions in other processes of the job, with the names of torch.distributed.rpc
     muster.hooks, muster.optim   for slow links: compressed gradients, LocalSGD and DiLoCo
     muster.elastic_launch(config, fn)(*args)   calls a function in the processes of a job, and returns their results
     muster.dump(), muster.trace(path)   the last operations of this process's groups; a trace of them, or of all ranks
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 from muster import _requirements
 
 if TYPE_CHECKING:
-    from muster import hooks, nn, optim
+    from muster import hooks, nn, optim, rpc
     from muster._backend import process_group, transport
     from muster._group import Group, group, monitored_barrier
     from muster._launch import elastic_launch
@@ -71,6 +72,7 @@ __all__ = [
     "nn",
     "optim",
     "process_group",
+    "rpc",
     "step_report",
     "store",
     "straggler_report",
@@ -102,7 +104,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     _requirements.check()
-    if name in ("hooks", "nn", "optim"):
+    if name in ("hooks", "nn", "optim", "rpc"):
         return importlib.import_module(f"muster.{name}")
     value = getattr(importlib.import_module(_LAZY_IMPORTS.get(name, "muster.errors")), name)
     globals()[name] = value
