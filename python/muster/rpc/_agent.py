@@ -25,6 +25,7 @@ _LAST_WAIT = 2.0  # for workers that have left already, but not yet this process
 _log = logging.getLogger("muster.rpc")
 
 
+@_functions.export
 class WorkerInfo(NamedTuple):
     """A worker. Its id is a number that no other worker of the job had before."""
 
