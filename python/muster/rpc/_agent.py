@@ -127,7 +127,7 @@ def init_rpc(
         from muster.rpc import _leaving
 
         _leaving.reset()
-        util.Finalize(None, _leave, args=(agent, os.getpid()), exitpriority=0)
+        util.Finalize(None, _leave_at_exit, args=(agent, os.getpid()), exitpriority=0)
     if world_size is not None:
         try:
             agent.barrier("joined", world_size, options.join_timeout)
@@ -218,8 +218,16 @@ def _wait_for_others(store: Store, world_size: int) -> None:
         store.wait([everyone], timedelta(seconds=_LAST_WAIT))
 
 
+def _leave_at_exit(agent: _C.RpcAgent, pid: int) -> None:
+    """Threads of the agent need the GIL, and an interpreter that shuts down kills such threads.
+
+    Errors are not shown: they would hide the reason why the program ends without shutdown().
+    """
+    with contextlib.suppress(Exception):
+        _leave(agent, pid)
+
+
 def _leave(agent: _C.RpcAgent, pid: int, timeout: float = 0) -> None:
-    """Also at exit: threads of the agent need the GIL, and an interpreter that shuts down kills such threads."""
     global _worker
     if pid != os.getpid():
         return
