@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import os
 import pickle
+import sys
 import threading
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ def fail(kind: str) -> None:
         raise OwnError("mine")
     if kind == "key":
         raise KeyError("gone")
+    if kind == "exit":
+        sys.exit(3)
     raise Secret  # type: ignore[misc]
 
 
@@ -280,6 +283,8 @@ def _exceptions(rank: int) -> None:
         assert key.value.args == ("gone",)
         with pytest.raises(TypeError, match="BaseException"):
             rpc.rpc_sync("w1", fail, ("other",))
+        with pytest.raises(RuntimeError, match="SystemExit: 3"):  # does not end the caller
+            rpc.rpc_sync("w1", fail, ("exit",))
         with pytest.raises(TypeError, match="unexpected keyword"):
             rpc.rpc_sync("w1", first_of, (), {"wrong": 1})
         with pytest.raises(TypeError, match="lock"):  # cannot be pickled here
@@ -288,12 +293,25 @@ def _exceptions(rank: int) -> None:
             rpc.rpc_sync("w1", make_lock)
         with pytest.raises(NotImplementedError, match="meta"):
             rpc.rpc_sync("w1", first_of, (torch.ones(1, device="meta"),))
+        wrong: Any
+        for wrong in (1, None):
+            with pytest.raises(TypeError, match=f"not by {wrong}"):
+                rpc.rpc_sync(wrong, first_of, (1,))
+        for wrong in (5, "abc", torch.ones(2)):
+            with pytest.raises(TypeError, match="args must be a tuple"):
+                rpc.remote("w1", first_of, wrong)
         with pytest.raises(ValueError, match="negative"):
             rpc.rpc_sync("w1", first_of, (1,), timeout=-3)
+        assert rpc.rpc_sync("w1", own_info) == rpc.get_worker_info("w1")
         for _ in range(2):  # a future may be asked again
             failed = rpc.rpc_async("w1", fail, ("own",))
             with pytest.raises(OwnError):
                 failed.wait()
+
+
+@rpc.export
+def own_info() -> rpc.WorkerInfo:
+    return rpc.get_worker_info()
 
 
 @rpc.export

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forks
@@ -242,6 +243,8 @@ def test_wrong_arguments_of_init_rpc() -> None:
         rpc.init_rpc("w", backend="gloo")
     with pytest.raises(TypeError, match="Options"):
         rpc.init_rpc("w", rpc_backend_options=5)
+    with pytest.raises(ValueError, match="device_maps"):
+        rpc.init_rpc("w", rpc_backend_options=SimpleNamespace(rpc_timeout=1, device_maps={"w1": {0: 0}}))
     with pytest.raises(RuntimeError, match="init_rpc"):
         rpc.rpc_sync("w", first_of)
     with pytest.raises(muster.ArgumentError, match="name"):
@@ -285,6 +288,14 @@ def test_a_job_of_muster_run(launch: Launch, program: str) -> None:
     job = launch("--nproc-per-node", "3", program)
     assert job.finish() == 0, job.err
     assert all(f"rank {rank} is done" in job.out for rank in range(3))
+
+
+def test_the_reason_of_an_exit_without_shutdown_is_shown(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text("from muster import rpc\nrpc.init_rpc('w')\nrpc.rpc_async('nobody', len)\nraise OSError('mine')")
+    job = launch("--nproc-per-node", "1", str(path))
+    assert job.finish() == 1
+    assert "OSError: mine" in job.err and "pending" not in job.err, job.err
 
 
 def test_a_program_of_multiprocessing_needs_no_launcher(run: Run, program: str) -> None:

@@ -142,6 +142,8 @@ def _options_of(given: Any) -> Options:
         return given or Options()
     if not hasattr(given, "rpc_timeout"):
         raise TypeError(f"rpc_backend_options must be muster.rpc.Options, not {given!r}")
+    if getattr(given, "device_maps", None) or getattr(given, "devices", None):
+        raise ValueError("muster.rpc sends CPU tensors only, so it takes no device_maps and no devices")
     options = Options(rpc_timeout=float(given.rpc_timeout), init_method=given.init_method)
     options.num_worker_threads = int(getattr(given, "num_worker_threads", options.num_worker_threads))
     return options
@@ -155,6 +157,7 @@ def _rendezvous(init_method: str, rank: int, world_size: int | None) -> tuple[St
 
 
 def is_initialized() -> bool:
+    """True if this process is a worker."""
     return _worker is not None and _worker.pid == os.getpid()
 
 

@@ -75,7 +75,7 @@ def _call(
     worker = _agent.current()
     function, arguments = named(func, args)
     return worker.agent.call(
-        to if isinstance(to, str) else to.name,
+        to if isinstance(to, str) else name_of_worker(to),
         function,
         [arguments, dict(kwargs) if kwargs else {}],
         seconds_of(timeout),
@@ -84,9 +84,19 @@ def _call(
     )
 
 
+def name_of_worker(to: str | WorkerInfo) -> str:
+    if isinstance(to, WorkerInfo):
+        return to.name
+    if isinstance(to, str):
+        return to
+    raise TypeError(f"a worker is called by its name or its WorkerInfo, not by {to!r}")
+
+
 def named(func: Callable[..., Any] | str, args: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
     """The name of a function, and its arguments. A function without a name is an argument itself."""
     function = func if isinstance(func, str) else _functions.name_of(func)
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args must be a tuple or a list, not {type(args).__qualname__}: write args=(value,)")
     if function is not None:
         return function, tuple(args)
     if not _functions.allows_all():

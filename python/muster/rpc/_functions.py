@@ -133,7 +133,7 @@ def _find(name: str) -> Any:
     if _may_use(found, module_name, path):
         return found
     raise PermissionError(
-        f"{name} must not be called from other workers: mark it with @muster.rpc.export, or allow it with "
+        f"other workers must not use {name}: mark it with @muster.rpc.export, or allow it with "
         f"muster.rpc.allow({name!r})"
     )
 
@@ -193,11 +193,14 @@ def _qualified(function: Any) -> str:
 
 
 def exception_class(name: str) -> type[BaseException] | None:
-    """The class of a remote exception, if it is one of Python's or of those that may travel."""
+    """The class of a remote exception, if it is one of Python's or of those that may travel.
+
+    None for SystemExit and the like: they would end the caller.
+    """
     found = getattr(builtins, name, None)
     if found is None and ":" in name:
         try:
             found = find(name)
         except (LookupError, PermissionError):
             return None
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    return found if isinstance(found, type) and issubclass(found, Exception) else None

@@ -27,6 +27,7 @@ class Future(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
 
     def done(self) -> bool:
+        """True once there is a result or an exception."""
         return self._ended.is_set()
 
     def wait(self) -> T:
@@ -47,6 +48,7 @@ class Future(Generic[T]):
         self._finish(result, None)
 
     def set_exception(self, exception: BaseException) -> None:
+        """wait() raises the exception. RuntimeError if the future has a result already."""
         if not isinstance(exception, BaseException):
             raise TypeError(f"{exception!r} is not an exception")
         self._finish(None, exception)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from muster import _C
 from muster.rpc import _agent, _calls, _functions, _serving
@@ -36,13 +36,19 @@ class RRef(Generic[T]):
         made._ref, made._creation = ref, creation
         return made
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} can only be pickled by muster.rpc, as an argument or a result")
+
     def owner(self) -> WorkerInfo:
+        """The worker that has the value. LookupError if it has left."""
         return _agent.get_worker_info(self._ref.owner)
 
     def owner_name(self) -> str:
+        """The name of the worker that has the value."""
         return self._ref.owner
 
     def is_owner(self) -> bool:
+        """True if this worker has the value."""
         return self._ref.is_owner
 
     def confirmed_by_owner(self) -> bool:
@@ -137,7 +143,7 @@ def remote(
     An exception is raised by to_here().
     """
     worker = _agent.current()
-    ref = worker.agent.new_ref(to if isinstance(to, str) else to.name)
+    ref = worker.agent.new_ref(_calls.name_of_worker(to))
     function, arguments = _calls.named(func, args)
     call = worker.agent.call(
         ref.owner,
