@@ -304,6 +304,7 @@ class PyAgent {
   void barrier(const std::string& name, int count, double timeout) {
     value_or_throw(agent_->barrier(name, count, Deadline::after(duration(timeout))));
   }
+  void wait_for_calls(double timeout) { value_or_throw(agent_->wait_for_calls(Deadline::after(duration(timeout)))); }
   void shutdown(double timeout) {
     const auto ended = agent_->shutdown(Deadline::after(duration(timeout)));
     refs_->stop();
@@ -366,6 +367,7 @@ void bind_rpc(py::module_& module) {
       .def("ref_counts", &PyAgent::ref_counts)
       .def("workers", &PyAgent::workers, no_gil)
       .def("barrier", &PyAgent::barrier, no_gil)
+      .def("wait_for_calls", &PyAgent::wait_for_calls, no_gil)
       .def("shutdown", &PyAgent::shutdown, no_gil);
   py::class_<PyCall>(module, "RpcCall")
       .def("done", &PyCall::done)

@@ -205,6 +205,21 @@ def test_shutdown_waits_for_pending_calls() -> None:
     run_workers(3, _calls_until_the_end)
 
 
+@rpc.export
+def start_a_chain(path: list[str]) -> None:
+    if path:
+        time.sleep(0.05)  # tidy: allow(sleep) stands for work
+        rpc.rpc_sync(path[0], start_a_chain, (path[1:],))
+
+
+def _chains_until_the_end(rank: int) -> Any:
+    return rpc.rpc_async(f"w{(rank + 1) % 4}", start_a_chain, ([f"w{n % 4}" for n in range(rank, rank + 6)],)).done()
+
+
+def test_shutdown_lets_chains_of_calls_end() -> None:
+    run_workers(4, _chains_until_the_end)
+
+
 def _comes_and_goes(rank: int) -> list[str]:
     if rank == 1:
         assert _released.wait(60)

@@ -196,6 +196,22 @@ TEST_P(RpcEndpoint, ResultsArriveThatWereSentBeforeTheWorkerLeft) {
   }
 }
 
+TEST_P(RpcEndpoint, WaitsForItsCalls) {
+  std::promise<void> go;
+  add(b_, "wait", [ended = go.get_future().share()](Request, Responder responder) {
+    ended.wait();
+    responder.reply({});
+  });
+  EXPECT_TRUE(a_->wait_for_calls(Deadline::after(kPatience)));
+  const Future call = a_->call("b", "wait", {}, {});
+  const auto early = a_->wait_for_calls(Deadline::after(20ms));
+  ASSERT_FALSE(early);
+  EXPECT_EQ(early.error().code, ErrorCode::kTimeout);
+  go.set_value();
+  EXPECT_TRUE(a_->wait_for_calls(Deadline::after(kPatience)));
+  EXPECT_TRUE(call.done());
+}
+
 TEST_P(RpcEndpoint, ListsTheWorkersAndMeetsThem) {
   const auto workers = a_->workers(Deadline::after(kPatience));
   ASSERT_TRUE(workers) << workers.error().to_string();

@@ -12,6 +12,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster import _C
+from muster import errors as muster_errors
 from muster.rpc import _functions
 
 if TYPE_CHECKING:
@@ -204,7 +205,8 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
         if size is not None:
             _leaving.leave_together(worker.agent.name, size, limit)
     except BaseException:
-        _leave(worker.agent, worker.pid)
+        with contextlib.suppress(muster_errors.Error):  # the reason is more useful
+            _leave(worker.agent, worker.pid, _LAST_WAIT)
         raise
     _leave(worker.agent, worker.pid, limit if graceful else 0)
     if size is not None and worker.own_store is not None:

@@ -7,13 +7,17 @@ returns when the worker shuts down, and fails with the worker.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
-from muster.rpc import _calls, functions
+from muster.rpc import _agent, _calls, functions
 from muster.rpc._agent import workers
 from muster.rpc._functions import export
 from muster.rpc._future import Future
+
+# How long the collector waits, after a worker has died, until all others know.
+_REPORT_TIME = 5.0
 
 
 class _State:
@@ -23,7 +27,13 @@ class _State:
         self.shutting_down: Future[None] = Future()
         self.lock = threading.Lock()
         self.arrivals: dict[str, Future[None]] = {}  # at the collector, by name
+        self.lost: set[str] = set()
         self.failure: BaseException | None = None
+        self.all_known = threading.Event()  # each worker has arrived, or is lost
+
+    def note(self, world_size: int) -> None:
+        if len(self.arrivals.keys() | self.lost) >= world_size:
+            self.all_known.set()
 
 
 _state = _State()
@@ -37,8 +47,14 @@ def reset() -> None:
 def leave_together(name: str, world_size: int, timeout: float) -> None:
     """Returns when all workers have called it. Raises what has ended a worker before that."""
     _state.shutting_down.set_result(None)
+    _agent.current().agent.wait_for_calls(timeout)  # so functions that these calls run find all workers
     collector = workers()[0]
-    _calls.rpc_sync(collector, leave, (name, world_size), timeout=timeout)
+    try:
+        _calls.rpc_sync(collector, leave, (name, world_size), timeout=timeout)
+    except BaseException:
+        if collector.name == name:
+            _state.all_known.wait(_REPORT_TIME)
+        raise
 
 
 @export
@@ -57,28 +73,32 @@ def leave(name: str, world_size: int) -> Future[None]:
         state.arrivals[name] = done
         everyone = list(state.arrivals.values()) if len(state.arrivals) == world_size else []
         failure = state.failure
+        state.note(world_size)
     if failure is not None:
         done.set_exception(failure)
     for arrival in everyone:
         if not arrival.done():
             arrival.set_result(None)
     if first and not everyone:
-        threading.Thread(target=_watch_others, args=(state,), name="muster-rpc-leave", daemon=True).start()
+        threading.Thread(target=_watch_others, args=(state, world_size), name="muster-rpc-leave", daemon=True).start()
     return done
 
 
-def _watch_others(state: _State) -> None:
+def _watch_others(state: _State, world_size: int) -> None:
     for worker in workers():
         if worker.name not in state.arrivals:
-            _calls.rpc_async(worker, watch, timeout=0).add_done_callback(lambda future: _on_end(state, future))
+            future = _calls.rpc_async(worker, watch, timeout=0)
+            future.add_done_callback(functools.partial(_on_end, state, world_size, worker.name))
 
 
-def _on_end(state: _State, future: Future[Any]) -> None:
+def _on_end(state: _State, world_size: int, name: str, future: Future[Any]) -> None:
     try:
         future.wait()
     except Exception as error:
         with state.lock:
             state.failure = error
+            state.lost.add(name)
             arrivals = [arrival for arrival in state.arrivals.values() if not arrival.done()]
+            state.note(world_size)
         for arrival in arrivals:
             arrival.set_exception(error)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from muster import _C
-from muster.rpc import _agent, _calls, _functions, _serving
+from muster.rpc import _agent, _calls, _serving
 from muster.rpc._agent import WorkerInfo
 from muster.rpc._calls import UNSET_TIMEOUT
 from muster.rpc._functions import export

@@ -93,6 +93,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   /// Waits until `count` workers have called barrier() with this name.
   virtual Result<> barrier(const std::string& name, int count, const Deadline& deadline) = 0;
 
+  /// Waits until all calls of this worker have ended.
+  virtual Result<> wait_for_calls(const Deadline& deadline) = 0;
   /// Waits until the calls of this worker have ended and the functions that run here have replied, or until the
   /// deadline, and leaves. Calls that are left then fail with kAborted.
   ///

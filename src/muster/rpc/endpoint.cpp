@@ -122,6 +122,16 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     return directory_->barrier(name, count, deadline);
   }
 
+  Result<> wait_for_calls(const Deadline& deadline) override {
+    LoopDriver::Lock lock = driver_.lock();
+    const auto ended = [this] { return !client_->has_pending(); };
+    driver_.wait_until(lock, ended, deadline);
+    const bool done = ended();
+    driver_.run_callbacks(lock);
+    if (done) return {};
+    return fail(ErrorCode::kTimeout, fmt::format("worker \"{}\" still has pending calls", self_.worker.name));
+  }
+
   Result<> shutdown(const Deadline& deadline) override {
     if (driver_.is_inside()) {
       return fail(ErrorCode::kInvalidArgument, "a function or a callback must not shut its own worker down");
