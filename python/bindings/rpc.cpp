@@ -185,11 +185,15 @@ class PyCall {
  public:
   PyCall(rpc::Future future, std::shared_ptr<RefService> refs) : future_(std::move(future)), refs_(std::move(refs)) {}
   ~PyCall() {
+    if (!refs_) return;                   // moved from
     const py::gil_scoped_release no_gil;  // these may be the last references
     future_.reset();
     refs_.reset();
   }
-  PyCall(PyCall&&) = default;
+  PyCall(PyCall&& other) noexcept
+      : future_(std::exchange(other.future_, std::nullopt)),
+        refs_(std::move(other.refs_)),
+        value_(std::move(other.value_)) {}
 
   bool done() const { return future_->done(); }
 

@@ -26,6 +26,8 @@ _exported: dict[str, Any] = {}
 _allowed: set[str] = set()
 _found: dict[str, Any] = {}  # the results of find()
 _all_allowed = False
+_names: dict[Any, str] = {}  # the results of name_of(), which takes as long as the rest of a small call
+_MAX_NAMES = 4096
 
 # Operators that are no functions of their arguments alone: it reads or writes a file.
 _NOT_PURE = {"from_file"}
@@ -79,6 +81,17 @@ def allow(names: str | Iterable[str]) -> None:
 
 def name_of(function: Any) -> str | None:
     """The name of a function or class for other workers. None if it has none, such as a lambda."""
+    try:
+        return _names[function]
+    except (KeyError, TypeError):  # TypeError: it cannot be hashed
+        pass
+    name = _name_of(function)
+    if name is not None and len(_names) < _MAX_NAMES and isinstance(function, (types.FunctionType, type)):
+        _names[function] = name
+    return name
+
+
+def _name_of(function: Any) -> str | None:
     if isinstance(function, types.BuiltinFunctionType) and _of_torch(function.__name__) is function:
         return f"torch:{function.__name__}"
     if isinstance(function, types.MethodType) and not isinstance(function.__self__, type):

@@ -110,8 +110,12 @@ class CallFuture(Future[T]):
 
     def __init__(self, call: _C.RpcCall) -> None:
         self._call = call
-        self.done = call.done  # type: ignore[method-assign]
-        self.wait = call.wait  # type: ignore[method-assign]
+
+    def done(self) -> bool:
+        return self._call.done()
+
+    def wait(self) -> T:
+        return self._call.wait()  # type: ignore[no-any-return]
 
     def cancel(self) -> None:
         """Ends the call with muster.AbortedError. A function that has started runs on."""
