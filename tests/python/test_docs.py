@@ -97,7 +97,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
     for block in blocks_of(code):
         for line in block.code.splitlines():
             line = re.sub(r"command: \[(.*)\]", lambda words: words.group(1).replace(",", " "), line)
-            for call in re.findall(r"(?:^|[;&|$ ])\s*((?<!: )muster (?!:)[a-z][^;|#)]*)", line):
+            for call in re.findall(r"(?:^|[;&|$ ])\s*((?<!: )muster (?!:|import )[a-z][^;|#)]*)", line):
                 yield call.split()
 
 
