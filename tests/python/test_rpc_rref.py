@@ -38,7 +38,8 @@ class Model:
         return len(self.weights)
 
     def get(self) -> torch.Tensor:
-        return self.weights
+        with self.lock:
+            return self.weights.clone()
 
     async def get_slowly(self) -> torch.Tensor:
         return self.weights
@@ -160,7 +161,9 @@ def _proxies(rank: int) -> None:
         model.to_here()
     linear = rpc.remote("w1", torch.nn.Linear, (2, 3))
     assert linear.rpc_sync()(torch.ones(1, 2)).shape == (1, 3)
-    del model, linear
+    table = rpc.remote("w1", make, ({"a": [5]},))
+    assert table.rpc_sync()["a"] == [5]
+    del model, linear, table
     wait_until_nothing_is_left(2)
 
 

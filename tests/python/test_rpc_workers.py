@@ -340,7 +340,10 @@ class Layer:
         return rpc.RRef(self.weight)
 
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-rpc.init_rpc(f"worker{rank}", backend=rpc.BackendType.MUSTER, rank=rank, world_size=size)
+options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=30, num_worker_threads=4)
+rpc.init_rpc(
+    f"worker{rank}", backend=rpc.BackendType.MUSTER, rank=rank, world_size=size, rpc_backend_options=options
+)
 if rank == 0:
     layer = rpc.remote("worker1", Layer)
     optimizer = DistributedOptimizer(torch.optim.SGD, [layer.rpc_sync().parameter()], lr=0.5)

@@ -89,8 +89,8 @@ def init_rpc(
     rpc_backend_options: an Options, or torch's.
     store: where the workers meet; by default the job's own store, or the one at `init_method`.
     allow: what others may call here, in addition to the default (allow()).
-    allow_pickle: unpickle everything that arrives, so that lambdas, methods and all classes can travel, if pickle can
-        write them. Then each worker can run any code in this one. It is logged.
+    allow_pickle: unpickle everything that arrives, so that methods of objects and all functions and classes can travel
+        that pickle can write. Then each worker can run any code in this one. It is logged.
 
     Raises ValueError if this process is a worker already, muster.Error if a living worker has the name, and
     muster.TimeoutError if workers are missing.

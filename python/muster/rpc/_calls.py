@@ -31,7 +31,8 @@ def rpc_sync(
         must have added the function as idempotent, too, which only C++ can do.
 
     Arguments and results may be tensors on the CPU and all values that can be pickled, of classes that may travel
-    (the module's docstring). Tensors are copied; they must not change until the call has ended.
+    (the module's docstring). Tensors are copied; they must not change until the call has ended. A function that returns
+    a tensor which others change should return a clone().
 
     An exception in the function is raised here, with the remote traceback as its cause. Other errors are those of
     muster.errors: PeerLostError if the worker is lost, TimeoutError, AbortedError. They name the worker and the call.
@@ -101,8 +102,8 @@ def named(func: Callable[..., Any] | str, args: Sequence[Any]) -> tuple[str, tup
         return function, tuple(args)
     if not _functions.allows_all():
         raise ValueError(
-            f"{func!r} has no name that another worker could find: call a function that a module defines, or start "
-            "all workers with allow_pickle=True"
+            f"{func!r} has no name that another worker could find: call a function that a module defines. Methods of "
+            "objects can travel if all workers were started with allow_pickle=True"
         )
     return PICKLED_FUNCTION, (func, *args)
 

@@ -111,12 +111,16 @@ class _Proxy:
             rref.owner_name(), call_method, (rref, name, *args), kwargs, timeout=timeout
         )
 
+    # Python does not look these up with __getattr__().
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__getattr__("__call__")(*args, **kwargs)
 
+    def __getitem__(self, key: Any) -> Any:
+        return self.__getattr__("__getitem__")(key)
+
 
 def _check_method(name: str) -> None:
-    if name.startswith("_") and name not in ("__call__", "__getitem__", "__setitem__", "__len__"):
+    if name.startswith("_") and name not in ("__call__", "__getitem__"):
         raise AttributeError(f"{name} is not public: other workers cannot call it")
 
 

@@ -37,8 +37,7 @@ def options(rpc_timeout: float, init_method: str, **others: Any) -> Options:
 def start(store: Store, name: str, rank: int, world_size: int | None, rpc_backend_options: object) -> Any:
     from muster import _C
 
-    if not isinstance(rpc_backend_options, Options):
-        raise TypeError(f"the RPC backend MUSTER takes no {type(rpc_backend_options).__qualname__}")
+    given = _options_of(rpc_backend_options)
     if not world_size:
         raise ValueError("the RPC backend MUSTER needs a world_size; muster.rpc itself does not")
     _log.warning("torch.distributed.rpc unpickles all that arrives, so the workers of this job can run any code here")
@@ -46,8 +45,18 @@ def start(store: Store, name: str, rank: int, world_size: int | None, rpc_backen
     names = [store.get(f"name/{each}").decode() for each in range(world_size)]
     if len(set(names)) != world_size:
         raise RuntimeError(f"a name of a worker is not unique: the workers, by rank, are {names}")
-    timeout = rpc_backend_options.rpc_timeout
-    agent: Any = _C.torch_rpc_agent(store, name, rank, names, timeout, rpc_backend_options.num_worker_threads)
+    agent: Any = _C.torch_rpc_agent(store, name, rank, names, given.rpc_timeout, given.num_worker_threads)
     api._init_rpc_states(agent)
     agent.sync()
     return agent
+
+
+def _options_of(given: Any) -> Options:
+    """Those of TensorPipe are taken, too, so that a program changes in one place."""
+    if isinstance(given, Options):
+        return given
+    if not isinstance(given, torch_rpc.TensorPipeRpcBackendOptions):
+        raise TypeError(f"the RPC backend MUSTER takes no {type(given).__qualname__}")
+    if given.device_maps or given.devices:
+        raise ValueError("the RPC backend MUSTER sends CPU tensors only, so it takes no device_maps and no devices")
+    return Options(given.rpc_timeout, given.init_method, given.num_worker_threads)
