@@ -92,6 +92,7 @@ TEST_F(RpcWorker, ArgumentsMustFit) {
   EXPECT_EQ(call<int>("add", 1, 2), 3);
   EXPECT_THAT(error_of(1), testing::HasSubstr("expected 2 values, got 1"));
   EXPECT_THAT(error_of(1, "two"), testing::HasSubstr("expected an int, got a string"));
+  EXPECT_THAT(error_of(1, a_.own(2)), testing::HasSubstr("expected an int, got a reference"));
   EXPECT_THAT(error_of(1, 256), testing::HasSubstr("256 is out of range"));
   EXPECT_THAT(error_of(1, 2, 3), testing::HasSubstr("expected 2 values, got 3"));
   b_.add_function("x_of", [](const Point& point) { return point.x; });

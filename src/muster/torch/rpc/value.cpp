@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -48,8 +49,10 @@ Buffer elements_of(const at::Tensor& tensor) {
 }  // namespace
 
 const char* name(Tag tag) {
-  static constexpr const char* kNames[] = {"None",  "a bool", "a bool",  "an int", "a float",  "a string",
-                                           "bytes", "a list", "a tuple", "a dict", "a tensor", "a Python object"};
+  static constexpr const char* kNames[] = {"None",     "a bool",          "a bool",     "an int",  "a float",
+                                           "a string", "bytes",           "a list",     "a tuple", "a dict",
+                                           "a tensor", "a Python object", "a reference"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Tag::kRef) + 1);
   return kNames[static_cast<size_t>(tag)];
 }
 
