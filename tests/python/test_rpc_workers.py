@@ -267,6 +267,28 @@ def test_wrong_arguments_of_init_rpc() -> None:
     assert not rpc.is_initialized()
 
 
+FORKING_PROGRAM = """
+import os
+import sys
+import torch.distributed as dist
+from muster import rpc
+
+rpc.init_rpc("alone", store=dist.HashStore())
+ref, elsewhere = rpc.RRef([1]), rpc.remote("nobody", print, timeout=0.1)
+child = os.fork()
+if child == 0:
+    del ref, elsewhere
+    sys.exit(3)  # with all that an interpreter does at its end
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+assert ref.to_here() == [1]
+rpc.shutdown()
+"""
+
+
+def test_a_forked_child_may_end_as_any_other(run: Run) -> None:
+    run([sys.executable, "-c", FORKING_PROGRAM], timeout=60)
+
+
 # ---- launched
 
 PROGRAM = """

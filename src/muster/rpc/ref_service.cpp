@@ -7,6 +7,7 @@
 #include "muster/rpc/ref_service.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -55,7 +56,7 @@ std::string Ref::to_string() const {
 }
 
 RefService::RefService(std::shared_ptr<Agent> agent, Options options)
-    : agent_(std::move(agent)), options_(options), owned_(agent_->self().name, options.lease) {}
+    : agent_(std::move(agent)), options_(options), pid_(getpid()), owned_(agent_->self().name, options.lease) {}
 
 RefService::~RefService() { stop(); }
 
@@ -204,6 +205,7 @@ std::vector<Future> RefService::grant(const std::vector<RefPtr>& refs, const std
 }
 
 void RefService::drop(const std::string& owner, const RefId& id) {
+  if (getpid() != pid_) return;
   std::shared_ptr<RefValue> value;  // destroyed without the lock
   std::unique_lock lock(mutex_);
   if (stopped_) return;
@@ -259,6 +261,10 @@ void RefService::renew_all() {
 }
 
 void RefService::stop() {
+  if (getpid() != pid_) {
+    if (leases_.joinable()) leases_.detach();
+    return;
+  }
   OwnedRefs values({}, {});  // destroyed without the lock, as the callbacks
   std::unordered_map<RefId, std::vector<Callback>> unused;
   {

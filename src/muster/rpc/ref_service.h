@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -99,6 +101,7 @@ class RefService : public std::enable_shared_from_this<RefService> {
 
   const std::shared_ptr<Agent> agent_;
   const Options options_;
+  const pid_t pid_;           ///< a forked child has neither the thread nor the calls of its parent
   mutable std::mutex mutex_;  ///< guards the fields below
   OwnedRefs owned_;
   HeldRefs held_;
