@@ -26,6 +26,7 @@ int main() {
     worker.add_function("make_in_python",
                         [&](const std::string& to, int value) { return worker.remote<int>(to, "twice", {}, value); });
     worker.add_function("end", [&] { ended.count_down(); });
+    worker.rpc_sync<void>("py", "cpp_is_ready", {});
     ended.wait();
     muster::value_or_throw(worker.agent().shutdown(muster::Deadline::after(std::chrono::seconds(30))));
     return 0;

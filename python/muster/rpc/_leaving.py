@@ -11,6 +11,7 @@ import functools
 import threading
 from typing import Any
 
+from muster import errors as muster_errors
 from muster.rpc import _agent, _calls, functions
 from muster.rpc._agent import workers
 from muster.rpc._functions import export
@@ -30,6 +31,7 @@ class _State:
         self.lost: set[str] = set()
         self.failure: BaseException | None = None
         self.all_known = threading.Event()  # each worker has arrived, or is lost
+        self.watching: threading.Thread | None = None  # at the collector
 
     def note(self, world_size: int) -> None:
         if len(self.arrivals.keys() | self.lost) >= world_size:
@@ -55,6 +57,9 @@ def leave_together(name: str, world_size: int, timeout: float) -> None:
         if collector.name == name:
             _state.all_known.wait(_REPORT_TIME)
         raise
+    finally:
+        if _state.watching is not None:
+            _state.watching.join()  # a thread that is in a call when the interpreter ends would abort the process
 
 
 @export
@@ -74,19 +79,24 @@ def leave(name: str, world_size: int) -> Future[None]:
         everyone = list(state.arrivals.values()) if len(state.arrivals) == world_size else []
         failure = state.failure
         state.note(world_size)
+        if first and not everyone:
+            state.watching = threading.Thread(target=_watch_others, args=(state, world_size), name="muster-rpc-leave")
+            state.watching.start()
     if failure is not None:
         done.set_exception(failure)
     for arrival in everyone:
         if not arrival.done():
             arrival.set_result(None)
-    if first and not everyone:
-        threading.Thread(target=_watch_others, args=(state, world_size), name="muster-rpc-leave", daemon=True).start()
     return done
 
 
 def _watch_others(state: _State, world_size: int) -> None:
-    for worker in workers():
-        if worker.name not in state.arrivals:
+    try:
+        present = workers()
+    except muster_errors.Error:
+        return  # the store is gone, but the workers may still be able to leave
+    for worker in present:
+        if worker.name not in state.arrivals and state.failure is None:
             future = _calls.rpc_async(worker, watch, timeout=0)
             future.add_done_callback(functools.partial(_on_end, state, world_size, worker.name))
 
