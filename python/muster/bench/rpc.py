@@ -27,18 +27,23 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         command = [find_program(PROGRAM), "--transports", arguments.transports]
     except FileNotFoundError as error:
         raise BenchFailedError(str(error)) from None
+    floors: dict[str, float] = {}
     with subprocess.Popen(
         [*command, *(["--quick"] if arguments.quick else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as load:
         assert load.stdout is not None and load.stderr is not None
         for line in load.stdout:
-            yield _row(json.loads(line))
+            row = _row(json.loads(line))
+            floors[row.case] = row.floor
+            yield row
         errors = load.stderr.read().strip()
     if load.returncode != 0:
         raise BenchFailedError(errors or f"{PROGRAM} ended with status {load.returncode}")
     from muster.bench.rpc_python import python_rows
 
-    yield from python_rows(arguments.quick)
+    for row in python_rows(arguments.quick):
+        row.floor = floors.get(row.case.removeprefix("Python: "), 0.0)
+        yield row
 
 
 def _row(figures: dict[str, str | float]) -> Row:
