@@ -260,7 +260,7 @@ class PyAgent {
     write_object(out, arguments);
     const rpc::CallOptions options{.timeout = duration(timeout), .idempotent = idempotent, .one_way = one_way};
     const py::gil_scoped_release no_gil;
-    rpc::Future future = rpc::call_with_refs(*agent_, *refs_, to, function, std::move(out), options);
+    rpc::Future future = rpc::call_with_refs(*refs_, to, function, std::move(out), options);
     if (keep != nullptr) future.then([ref = keep->ref](const CallResult&) {});
     return {std::move(future), refs_};
   }
@@ -281,11 +281,11 @@ class PyAgent {
   }
   PyCall fetch(const PyRef& ref, double timeout) {
     const py::gil_scoped_release no_gil;
-    return {rpc::fetch(*agent_, *ref.ref, {.timeout = duration(timeout)}), refs_};
+    return {rpc::fetch(*ref.ref, {.timeout = duration(timeout)}), refs_};
   }
   PyCall wait_for_value(const PyRef& ref, double timeout) {
     const py::gil_scoped_release no_gil;
-    return {rpc::wait_for_value(*agent_, *ref.ref, {.timeout = duration(timeout)}), refs_};
+    return {rpc::wait_for_value(*ref.ref, {.timeout = duration(timeout)}), refs_};
   }
   /// None if there is no value yet, else a tuple of it.
   std::optional<py::tuple> local_value(const PyRef& ref) {
@@ -339,7 +339,7 @@ std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store
   auto agent = value_or_throw(store ? rpc::start_endpoint(store_over_c10d(*store), std::move(options))
                                     : rpc::join_job(std::move(options)));
   auto refs = value_or_throw(RefService::start(agent, {.lease = PyAgent::duration(lease)}));
-  value_or_throw(rpc::add_fetch(*agent, refs));
+  value_or_throw(rpc::add_fetch(refs));
   const auto handler = [weak = std::weak_ptr(refs)](const rpc::Request& request, rpc::Responder responder) {
     if (const auto alive = weak.lock()) serve(alive, request, std::move(responder));
   };

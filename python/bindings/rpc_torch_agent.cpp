@@ -113,11 +113,11 @@ class TorchAgent final : public stock::RpcAgent {
     const rpc::CallOptions options{.timeout = limit.count() == 0 ? Duration(kLongest) : Duration(limit)};
     const auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     rpc::Message encoded = encode(*message);
-    change_pending(1);
+    count(pending_, 1);
     agent_->call(to.name_, kFunction, std::move(encoded), options)
         .then([this, future, limit](const rpc::CallResult& result) {
           complete(*future, result, limit);
-          change_pending(-1);
+          count(pending_, -1);
         });
     return future;
   }
@@ -184,7 +184,7 @@ class TorchAgent final : public stock::RpcAgent {
     try {
       if (!result) {
         const bool late = result.error().error.code == ErrorCode::kTimeout;
-        return future.setError(late ? rpc_error(fmt_timeout(limit), stock::TIMEOUT)
+        return future.setError(late ? rpc_error(timeout_message(limit), stock::TIMEOUT)
                                     : rpc_error(result.error().error.to_string(), stock::UNKNOWN_ERROR));
       }
       MessagePtr answer = decode(*result);
@@ -199,18 +199,18 @@ class TorchAgent final : public stock::RpcAgent {
     }
   }
 
-  static std::string fmt_timeout(std::chrono::milliseconds limit) {
+  static std::string timeout_message(std::chrono::milliseconds limit) {
     std::string text = stock::kRpcTimeoutErrorStr;
     return text.replace(text.find("{}"), 2, std::to_string(limit.count()));
   }
 
   void serve(const rpc::Request& request, rpc::Responder given) {
-    change_serving(1);
+    count(serving_, 1);
     const auto responder = std::make_shared<rpc::Responder>(std::move(given));
     int64_t id = -1;
     const auto reply = [this, responder](const stock::Message& answer) {
       responder->reply(encode(answer));
-      change_serving(-1);
+      count(serving_, -1);
     };
     try {
       const MessagePtr message = decode(request.arguments);
@@ -231,15 +231,10 @@ class TorchAgent final : public stock::RpcAgent {
     }
   }
 
-  void change_pending(int change) {
+  /// Counts a call that begins (1) or ends (-1) in pending_ or serving_.
+  void count(int& calls, int change) {
     const std::lock_guard lock(mutex_);
-    pending_ += change;
-    if (change > 0) ++count_;
-    changed_.notify_all();
-  }
-  void change_serving(int change) {
-    const std::lock_guard lock(mutex_);
-    serving_ += change;
+    calls += change;
     if (change > 0) ++count_;
     changed_.notify_all();
   }

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <utility>
 
@@ -27,14 +26,6 @@ constexpr Duration kReleaseTime = 5s;
 /// References in one message of renewals.
 constexpr size_t kMaxRenewed = 1000;
 
-void put(Writer& out, const RefId& id) { out.put<int32_t>(id.creator).put(id.number); }
-Result<RefId> get_ref(Reader& in) {
-  RefId id;
-  MUSTER_ASSIGN(id.creator, in.get<int32_t>());
-  MUSTER_ASSIGN(id.number, in.get<uint64_t>());
-  return id;
-}
-
 /// Runs `body` on the arguments of a call, and replies with nothing or with its error.
 Handler handler(std::function<Result<>(const Request&, Reader&)> body) {
   return [body = std::move(body)](Request request, Responder responder) {
@@ -46,6 +37,15 @@ Handler handler(std::function<Result<>(const Request&, Reader&)> body) {
 }
 
 }  // namespace
+
+void put_ref_id(Writer& out, const RefId& id) { out.put<int32_t>(id.creator).put(id.number); }
+
+Result<RefId> get_ref_id(Reader& in) {
+  RefId id;
+  MUSTER_ASSIGN(id.creator, in.get<int32_t>());
+  MUSTER_ASSIGN(id.number, in.get<uint64_t>());
+  return id;
+}
 
 Ref::~Ref() { service_->drop(owner_, id_); }
 
@@ -83,7 +83,7 @@ Result<> RefService::add_functions() {
     });
   };
   const auto grant = [](RefService& self, const Request& request, Reader& in) -> Result<> {
-    MUSTER_ASSIGN(const RefId id, get_ref(in));
+    MUSTER_ASSIGN(const RefId id, get_ref_id(in));
     MUSTER_ASSIGN(const std::string holder, in.get_string());
     MUSTER_TRY(in.finish());
     const std::lock_guard lock(self.mutex_);
@@ -91,7 +91,7 @@ Result<> RefService::add_functions() {
     return self.owned_.grant(id, holder, request.from.name, by_creator, steady_clock().now());
   };
   const auto release = [](RefService& self, const Request& request, Reader& in) -> Result<> {
-    MUSTER_ASSIGN(const RefId id, get_ref(in));
+    MUSTER_ASSIGN(const RefId id, get_ref_id(in));
     MUSTER_ASSIGN(const auto grants, in.get<uint64_t>());
     MUSTER_TRY(in.finish());
     std::shared_ptr<RefValue> value;  // destroyed without the lock
@@ -102,7 +102,7 @@ Result<> RefService::add_functions() {
   const auto renew = [](RefService& self, const Request& request, Reader& in) -> Result<> {
     MUSTER_ASSIGN(const auto count, in.get<uint32_t>());
     for (uint32_t i = 0; i < count; ++i) {
-      MUSTER_ASSIGN(const RefId id, get_ref(in));
+      MUSTER_ASSIGN(const RefId id, get_ref_id(in));
       MUSTER_ASSIGN(const auto grants, in.get<uint64_t>());
       const std::lock_guard lock(self.mutex_);
       self.owned_.renew(id, request.from.name, grants, steady_clock().now());
@@ -148,10 +148,11 @@ Result<std::shared_ptr<RefValue>> RefService::value(const RefId& id) {
 }
 
 Result<> RefService::when_ready(const RefId& id, Callback callback) {
-  MUSTER_ASSIGN(auto ready, value(id));
-  if (!ready) {
+  std::shared_ptr<RefValue> ready;
+  {
     const std::lock_guard lock(mutex_);
-    ready = owned_.value(id);  // perhaps since
+    if (!owned_.contains(id)) return tl::unexpected(not_found(id));
+    ready = owned_.value(id);
     if (!ready) {
       waiting_[id].push_back(std::move(callback));
       return {};
@@ -197,7 +198,7 @@ std::vector<Future> RefService::grant(const std::vector<RefPtr>& refs, const std
       continue;
     }
     Writer out;
-    put(out, ref->id());
+    put_ref_id(out, ref->id());
     out.put_string(receiver);
     calls.push_back(agent_->call(ref->owner(), kGrant, Message{out.take(), {}}, {}));
   }
@@ -217,7 +218,7 @@ void RefService::drop(const std::string& owner, const RefId& id) {
   lock.unlock();
   if (grants == 0) return;
   Writer out;
-  put(out, id);
+  put_ref_id(out, id);
   out.put(grants);
   (void)agent_->call(owner, kRelease, Message{out.take(), {}}, {.timeout = kReleaseTime});
 }
@@ -251,7 +252,7 @@ void RefService::renew_all() {
       Writer out;
       out.put(static_cast<uint32_t>(end - begin));
       for (size_t i = begin; i < end; ++i) {
-        put(out, refs[i].id);
+        put_ref_id(out, refs[i].id);
         out.put(refs[i].grants);
       }
       (void)agent_->call(owner, kRenew, Message{out.take(), {}},

@@ -43,6 +43,10 @@ class Ref {
 };
 using RefPtr = std::shared_ptr<Ref>;
 
+/// A RefId in the arguments of a call: creator:i32 number:u64.
+void put_ref_id(Writer& out, const RefId& id);
+Result<RefId> get_ref_id(Reader& in);
+
 /// The references of one worker: those that it owns, and those that it holds. owned_refs.h explains the protocol.
 /// Thread-safe. Values are destroyed without a lock, on any thread.
 class RefService : public std::enable_shared_from_this<RefService> {

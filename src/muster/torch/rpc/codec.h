@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "muster/torch/exception.h"
@@ -113,6 +114,13 @@ struct Codec<at::Tensor> {
     in.expect(Tag::kTensor);
     return in.tensor_value();
   }
+};
+
+/// The result of a function that returns void.
+template <>
+struct Codec<std::monostate> {
+  static void write(ValueWriter& out, std::monostate) { out.put_none(); }
+  static std::monostate read(ValueReader& in) { return in.expect(Tag::kNone), std::monostate(); }
 };
 
 template <class T>

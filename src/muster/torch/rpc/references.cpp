@@ -8,22 +8,20 @@
 namespace muster::rpc {
 namespace {
 
-// The arguments of both are creator:i32 number:u64.
+// The arguments of both are a RefId.
 constexpr const char* kFetch = "muster.ref.fetch";
 constexpr const char* kWait = "muster.ref.wait";
 
 Result<RefId> read_id(const Message& arguments) {
   Reader in(arguments.head);
-  RefId id;
-  MUSTER_ASSIGN(id.creator, in.get<int32_t>());
-  MUSTER_ASSIGN(id.number, in.get<uint64_t>());
+  MUSTER_ASSIGN(const RefId id, get_ref_id(in));
   MUSTER_TRY(in.finish());
   return id;
 }
 
 Message arguments_of(const Ref& ref) {
   Writer out;
-  out.put<int32_t>(ref.id().creator).put(ref.id().number);
+  put_ref_id(out, ref.id());
   return Message{out.take(), {}};
 }
 
@@ -40,7 +38,7 @@ void reply_with_value(RefService& refs, const std::shared_ptr<Responder>& respon
 
 }  // namespace
 
-Result<> add_fetch(Agent& agent, const std::shared_ptr<RefService>& refs) {
+Result<> add_fetch(const std::shared_ptr<RefService>& refs) {
   const auto handler = [weak = std::weak_ptr(refs)](auto reply) {
     return [weak, reply](const Request& request, Responder given) {
       const auto responder = std::make_shared<Responder>(std::move(given));
@@ -58,16 +56,16 @@ Result<> add_fetch(Agent& agent, const std::shared_ptr<RefService>& refs) {
   };
   const auto reply_with_nothing = [](RefService&, const std::shared_ptr<Responder>& responder, const std::string&,
                                      const RefValue&) { responder->reply({}); };
-  MUSTER_TRY(agent.add_function(kWait, handler(reply_with_nothing), {}));
-  return agent.add_function(kFetch, handler(reply_with_value), {});
+  MUSTER_TRY(refs->agent().add_function(kWait, handler(reply_with_nothing), {}));
+  return refs->agent().add_function(kFetch, handler(reply_with_value), {});
 }
 
-Future fetch(Agent& agent, const Ref& ref, const CallOptions& options) {
-  return agent.call(ref.owner(), kFetch, arguments_of(ref), options);
+Future fetch(const Ref& ref, const CallOptions& options) {
+  return ref.service()->agent().call(ref.owner(), kFetch, arguments_of(ref), options);
 }
 
-Future wait_for_value(Agent& agent, const Ref& ref, const CallOptions& options) {
-  return agent.call(ref.owner(), kWait, arguments_of(ref), options);
+Future wait_for_value(const Ref& ref, const CallOptions& options) {
+  return ref.service()->agent().call(ref.owner(), kWait, arguments_of(ref), options);
 }
 
 void expect_parts(ValueReader& in, size_t count) {
@@ -102,14 +100,14 @@ std::pair<RefId, std::string> read_create(ValueReader& in, RefService& refs, con
   return {id, std::move(function)};
 }
 
-Future call_with_refs(Agent& agent, RefService& refs, const std::string& to, const std::string& function,
-                      ValueWriter arguments, const CallOptions& options) {
+Future call_with_refs(RefService& refs, const std::string& to, const std::string& function, ValueWriter arguments,
+                      const CallOptions& options) {
   auto passed = arguments.take_refs();
-  if (passed.empty()) return agent.call(to, function, arguments.take(), options);
+  if (passed.empty()) return refs.agent().call(to, function, arguments.take(), options);
   for (const Future& granted : refs.grant(passed, to)) {
     if (const CallResult& result = granted.wait(); !result) throw_call_error(result.error());
   }
-  Future future = agent.call(to, function, arguments.take(), options);
+  Future future = refs.agent().call(to, function, arguments.take(), options);
   future.then([passed = std::move(passed)](const CallResult&) {});
   return future;
 }

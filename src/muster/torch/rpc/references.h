@@ -24,12 +24,12 @@ class FailedValue final : public RefValue {
   const CallError why;
 };
 
-/// Adds the functions behind fetch() and wait_for_value() to an agent.
-Result<> add_fetch(Agent& agent, const std::shared_ptr<RefService>& refs);
+/// Adds the functions behind fetch() and wait_for_value() to the agent.
+Result<> add_fetch(const std::shared_ptr<RefService>& refs);
 /// Gets a copy of the value of a reference, once there is one.
-Future fetch(Agent& agent, const Ref& ref, const CallOptions& options);
+Future fetch(const Ref& ref, const CallOptions& options);
 /// Waits for the value without copying it: the result is empty.
-Future wait_for_value(Agent& agent, const Ref& ref, const CallOptions& options);
+Future wait_for_value(const Ref& ref, const CallOptions& options);
 
 /// The function that makes the value of a reference. Its arguments by position are the reference's creator and number,
 /// the name of a function, and the arguments of that by position and by name.
@@ -44,8 +44,8 @@ void expect_parts(ValueReader& in, size_t count);
 
 /// Calls a function with arguments that may hold references. Blocks while they are granted, which takes a round trip to
 /// their owners if these are other workers. Throws if that fails.
-Future call_with_refs(Agent& agent, RefService& refs, const std::string& to, const std::string& function,
-                      ValueWriter arguments, const CallOptions& options);
+Future call_with_refs(RefService& refs, const std::string& to, const std::string& function, ValueWriter arguments,
+                      const CallOptions& options);
 /// Sends a result that may hold references, once they are granted to `receiver`.
 void reply_with_refs(RefService& refs, std::shared_ptr<Responder> responder, const std::string& receiver,
                      ValueWriter result);

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 
 #include "muster/torch/rpc/codec.h"
 #include "muster/torch/rpc/references.h"
@@ -18,19 +17,23 @@ concept Writable = requires(ValueWriter& out, const T& value) {
   Codec<T>::write(out, value);
 };
 
+/// Throws ArgumentException with this message if T cannot be sent.
+template <class T>
+void write_or_refuse(ValueWriter& out, const T& value, const char* message) {
+  if constexpr (Writable<T>) {
+    write(out, value);
+  } else {
+    throw_error(Error{ErrorCode::kInvalidArgument, message});
+  }
+}
+
 /// The value of a reference at its owner.
 template <class T>
 class TypedValue final : public WritableValue {
  public:
   explicit TypedValue(T given) : value(std::move(given)) {}
   void write(ValueWriter& out) const override {
-    if constexpr (Writable<T>) {
-      rpc::write(out, value);
-    } else if constexpr (std::is_same_v<T, std::monostate>) {
-      out.put_none();
-    } else {
-      throw_error(Error{ErrorCode::kInvalidArgument, "the value of this reference cannot travel"});
-    }
+    write_or_refuse(out, value, "the value of this reference cannot travel");
   }
   T value;
 };
@@ -58,7 +61,7 @@ class RRef {
   /// Waits for the value, and returns a copy. Throws what the function threw that should have made it.
   T to_here(const CallOptions& options = {}) const {
     check_creation();
-    const CallResult result = fetch(ref_->service()->agent(), *ref_, options).wait();
+    const CallResult result = fetch(*ref_, options).wait();
     if (!result) throw_call_error(result.error());
     return read_message<T>(*result, *ref_->service());
   }
@@ -67,7 +70,7 @@ class RRef {
   std::shared_ptr<T> local_value(const CallOptions& options = {}) const {
     if (!is_owner()) throw_error(Error{ErrorCode::kInvalidArgument, ref_->to_string() + " is not here: use to_here()"});
     check_creation();
-    const CallResult ready = wait_for_value(ref_->service()->agent(), *ref_, options).wait();
+    const CallResult ready = wait_for_value(*ref_, options).wait();
     if (!ready) throw_call_error(ready.error());
     const auto value = std::dynamic_pointer_cast<TypedValue<T>>(value_or_throw(ref_->service()->value(ref_->id())));
     if (!value) throw_error(Error{ErrorCode::kInvalidArgument, ref_->to_string() + " has a value of another type"});

@@ -4,7 +4,7 @@ namespace muster::rpc {
 
 Worker::Worker(std::shared_ptr<Agent> agent, RefService::Options options)
     : agent_(std::move(agent)), refs_(value_or_throw(RefService::start(agent_, options))) {
-  value_or_throw(add_fetch(*agent_, refs_));
+  value_or_throw(add_fetch(refs_));
   const auto create = [weak = std::weak_ptr(refs_), makers = makers_](const Request& request, Responder responder) {
     const auto refs = weak.lock();
     if (!refs) return;

@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 
 #include "muster/rpc/endpoint.h"
 #include "muster/rpc/ref_service.h"
@@ -26,7 +27,6 @@ template <class F>
 struct Signature : Signature<decltype(std::function(std::declval<F>()))> {};
 template <class R, class... Args>
 struct Signature<std::function<R(Args...)>> {
-  using Return = R;
   using Arguments = std::tuple<std::remove_cvref_t<Args>...>;
 };
 
@@ -47,12 +47,14 @@ Arguments read_arguments(ValueReader& in) {
   return arguments;
 }
 
-template <class R>
-void write_result(ValueWriter& out, const R& result) {
-  if constexpr (Writable<R>) {
-    write(out, result);
+/// Calls a function. The result of one that returns void is std::monostate.
+template <class F, class Arguments>
+auto apply(const F& function, Arguments arguments) {
+  if constexpr (std::is_void_v<decltype(std::apply(function, std::move(arguments)))>) {
+    std::apply(function, std::move(arguments));
+    return std::monostate();
   } else {
-    throw_error(Error{ErrorCode::kInvalidArgument, "the result of this function cannot travel: use remote()"});
+    return std::apply(function, std::move(arguments));
   }
 }
 
@@ -89,7 +91,7 @@ class TypedFuture {
 };
 
 /// A process that takes part in remote calls, for C++ types: its functions, its calls, and its references. Thread-safe.
-/// It shuts its agent down when it is destroyed, without waiting.
+/// When it is destroyed, its agent leaves unless others share it (Agent).
 class Worker {
  public:
   explicit Worker(std::shared_ptr<Agent> agent, RefService::Options options = {});
@@ -115,7 +117,7 @@ class Worker {
     ValueWriter out;
     out.begin_list(2);
     detail::write_arguments(out, arguments...);
-    return {call_with_refs(*agent_, *refs_, to, function, std::move(out), options), refs_};
+    return {call_with_refs(*refs_, to, function, std::move(out), options), refs_};
   }
   /// The same, but waits. Throws as TypedFuture::wait() does.
   template <class T, class... Args>
@@ -132,7 +134,7 @@ class Worker {
     begin_create(out, *ref, function);
     detail::write_arguments(out, arguments...);
     out.begin_dict(0);
-    const Future creation = call_with_refs(*agent_, *refs_, to, kCreate, std::move(out), options);
+    const Future creation = call_with_refs(*refs_, to, kCreate, std::move(out), options);
     creation.then([ref](const CallResult&) {});  // it must outlive the call that creates it
     return RRef<T>(ref, creation);
   }
@@ -161,25 +163,15 @@ class Worker {
 template <class F>
 void Worker::add_function(const std::string& name, F function, FunctionOptions options) {
   using Arguments = typename detail::Signature<F>::Arguments;
-  using Return = std::remove_cvref_t<typename detail::Signature<F>::Return>;
   const auto body = [function](ValueReader& in, ValueWriter& out) {
     auto arguments = detail::read_arguments<Arguments>(in);
     in.finish();
-    if constexpr (std::is_void_v<Return>) {
-      std::apply(function, std::move(arguments));
-      out.put_none();
-    } else {
-      detail::write_result(out, std::apply(function, std::move(arguments)));
-    }
+    write_or_refuse(out, detail::apply(function, std::move(arguments)),
+                    "the result of this function cannot travel: use remote()");
   };
   const auto maker = [function](ValueReader& in) -> std::shared_ptr<RefValue> {
-    auto arguments = detail::read_arguments<Arguments>(in);
-    if constexpr (std::is_void_v<Return>) {
-      std::apply(function, std::move(arguments));
-      return std::make_shared<TypedValue<std::monostate>>(std::monostate());
-    } else {
-      return std::make_shared<TypedValue<Return>>(std::apply(function, std::move(arguments)));
-    }
+    auto value = detail::apply(function, detail::read_arguments<Arguments>(in));
+    return std::make_shared<TypedValue<decltype(value)>>(std::move(value));
   };
   add_handler(name, body, maker, options);
 }
