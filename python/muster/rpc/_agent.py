@@ -99,7 +99,7 @@ def init_rpc(
         raise ValueError(f"muster.rpc has no backend {backend!r}")
     if is_initialized():
         raise ValueError(f"this process is the worker {current().agent.name!r} already: call shutdown() first")
-    options = _options_of(rpc_backend_options)
+    options = options_of(rpc_backend_options)
     launched = store is None and "MUSTER_STORE" in os.environ
     if launched and world_size is None and rank < 0:
         world_size = int(os.environ["WORLD_SIZE"])
@@ -137,14 +137,14 @@ def init_rpc(
             raise
 
 
-def _options_of(given: Any) -> Options:
-    """From torch's options, what has a meaning here."""
+def options_of(given: Any) -> Options:
+    """From options of torch, what has a meaning here."""
     if given is None or isinstance(given, Options):
         return given or Options()
     if not hasattr(given, "rpc_timeout"):
         raise TypeError(f"rpc_backend_options must be muster.rpc.Options, not {given!r}")
     if getattr(given, "device_maps", None) or getattr(given, "devices", None):
-        raise ValueError("muster.rpc sends CPU tensors only, so it takes no device_maps and no devices")
+        raise ValueError("muster sends CPU tensors only, so it takes no device_maps and no devices")
     options = Options(rpc_timeout=float(given.rpc_timeout), init_method=given.init_method)
     options.num_worker_threads = int(getattr(given, "num_worker_threads", options.num_worker_threads))
     return options

@@ -76,7 +76,7 @@ def _call(
     worker = _agent.current()
     function, arguments = named(func, args)
     return worker.agent.call(
-        to if isinstance(to, str) else name_of_worker(to),
+        name_of_worker(to),
         function,
         [arguments, dict(kwargs) if kwargs else {}],
         seconds_of(timeout),
@@ -86,10 +86,10 @@ def _call(
 
 
 def name_of_worker(to: str | WorkerInfo) -> str:
-    if isinstance(to, WorkerInfo):
-        return to.name
     if isinstance(to, str):
         return to
+    if isinstance(to, WorkerInfo):
+        return to.name
     raise TypeError(f"a worker is called by its name or its WorkerInfo, not by {to!r}")
 
 

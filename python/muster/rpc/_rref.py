@@ -129,7 +129,7 @@ def call_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any
     _check_method(name)
     method = getattr(rref.local_value(), name)
     result = method(*args, **kwargs)
-    return _serving.Later(result, name) if getattr(method, "_muster_async_execution", False) else result
+    return _serving.PendingResult(result, name) if getattr(method, "_muster_async_execution", False) else result
 
 
 def remote(
@@ -182,8 +182,8 @@ def _create(
     except BaseException as error:
         finish(error, None)
         return None
-    if isinstance(result, _serving.Later):
-        return _serving.Later(result.then(finish), function)
+    if isinstance(result, _serving.PendingResult):
+        return _serving.PendingResult(result.then(finish), function)
     finish(None, result)
     return None
 

@@ -24,14 +24,14 @@ def run(name: str, arguments: list[Any], caller: tuple[str, int], responder: _C.
     if name in _with_caller:
         kwargs["caller"] = caller
     result = result_of(name, args, kwargs)
-    if not isinstance(result, Later):
+    if not isinstance(result, PendingResult):
         return result
     result.then(lambda error, value: responder.reply(value) if error is None else responder.fail(error))
     return responder
 
 
 def result_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls a function. The result of a coroutine, or of a function with async_execution, is a Later."""
+    """Calls a function. The result of a coroutine, or of a function with async_execution, is a PendingResult."""
     if name == PICKLED_FUNCTION:
         if not _functions.allows_all():
             raise PermissionError("this worker runs no pickled functions: start all workers with allow_pickle=True")
@@ -40,7 +40,7 @@ def result_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = _functions.find(name)
     result = function(*args, **kwargs)
     if inspect.iscoroutine(result) or getattr(function, "_muster_async_execution", False):
-        return Later(result, name)
+        return PendingResult(result, name)
     return result
 
 
@@ -52,7 +52,7 @@ def needs_caller(name: str) -> None:
     _with_caller.add(name)
 
 
-class Later:
+class PendingResult:
     """A result that is pending: a coroutine, or a future of any library.
 
     then() calls back with the exception or the result, on any thread, and returns a future that is done after that.

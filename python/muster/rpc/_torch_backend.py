@@ -14,6 +14,8 @@ import torch.distributed.rpc as torch_rpc
 from torch.distributed import Store
 from torch.distributed.rpc import api, constants
 
+from muster.rpc._agent import options_of
+
 _log = logging.getLogger("muster.rpc")
 
 
@@ -37,7 +39,9 @@ def options(rpc_timeout: float, init_method: str, **others: Any) -> Options:
 def start(store: Store, name: str, rank: int, world_size: int | None, rpc_backend_options: object) -> Any:
     from muster import _C
 
-    given = _options_of(rpc_backend_options)
+    if not isinstance(rpc_backend_options, (Options, torch_rpc.TensorPipeRpcBackendOptions)):
+        raise TypeError(f"the RPC backend MUSTER takes no {type(rpc_backend_options).__qualname__}")
+    given = options_of(rpc_backend_options)  # TensorPipe's, too, so that a program changes in one place
     if not world_size:
         raise ValueError("the RPC backend MUSTER needs a world_size; muster.rpc itself does not")
     _log.warning("torch.distributed.rpc unpickles all that arrives, so the workers of this job can run any code here")
@@ -49,14 +53,3 @@ def start(store: Store, name: str, rank: int, world_size: int | None, rpc_backen
     api._init_rpc_states(agent)
     agent.sync()
     return agent
-
-
-def _options_of(given: Any) -> Options:
-    """Those of TensorPipe are taken, too, so that a program changes in one place."""
-    if isinstance(given, Options):
-        return given
-    if not isinstance(given, torch_rpc.TensorPipeRpcBackendOptions):
-        raise TypeError(f"the RPC backend MUSTER takes no {type(given).__qualname__}")
-    if given.device_maps or given.devices:
-        raise ValueError("the RPC backend MUSTER sends CPU tensors only, so it takes no device_maps and no devices")
-    return Options(given.rpc_timeout, given.init_method, given.num_worker_threads)
