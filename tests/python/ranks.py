@@ -34,29 +34,42 @@ def run_ranks(
     Ranks in `lost` are expected to die without an answer: their result is None.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pipes, workers = [], []
-        for rank in range(size):
-            receiving, sending = forks.CONTEXT.Pipe(duplex=False)
-            worker = forks.Process(
-                target=_rank_main, args=(rank, size, f"{folder}/store", backend, env or {}, sending, body, arguments)
-            )
-            worker.start()
-            sending.close()
-            pipes.append(receiving)
-            workers.append(worker)
-        try:
-            results = [_answer(rank, pipe, rank in lost, timeout) for rank, pipe in enumerate(pipes)]
-            deadline = time.monotonic() + timeout
-            for rank, worker in enumerate(workers):
-                worker.join(max(0.0, deadline - time.monotonic()))
-                assert worker.exitcode is not None, f"rank {rank} answered but did not exit"
-                assert rank in lost or worker.exitcode == 0, f"rank {rank} exited with {worker.exitcode}"
-            return results
-        finally:
-            for worker in workers:
-                if worker.exitcode is None:
-                    worker.kill()
-                worker.join()
+        arguments_of = [(rank, size, f"{folder}/store", backend, env or {}) for rank in range(size)]
+        return run_processes(_rank_main, arguments_of, (body, arguments), lost, timeout)
+
+
+def run_processes(
+    main: Callable[..., None],
+    own: list[tuple[Any, ...]],
+    common: tuple[Any, ...],
+    lost: tuple[int, ...] = (),
+    timeout: float = 120,
+) -> list[Any]:
+    """Runs main(*own[rank], answer, *common) in a process for each rank. Returns what they answer, in rank order.
+
+    main sends a pair to `answer`: a traceback or None, and the pickled result.
+    """
+    pipes, workers = [], []
+    for arguments in own:
+        receiving, sending = forks.CONTEXT.Pipe(duplex=False)
+        worker = forks.Process(target=main, args=(*arguments, sending, *common))
+        worker.start()
+        sending.close()
+        pipes.append(receiving)
+        workers.append(worker)
+    try:
+        results = [_answer(rank, pipe, rank in lost, timeout) for rank, pipe in enumerate(pipes)]
+        deadline = time.monotonic() + timeout
+        for rank, worker in enumerate(workers):
+            worker.join(max(0.0, deadline - time.monotonic()))
+            assert worker.exitcode is not None, f"rank {rank} answered but did not exit"
+            assert rank in lost or worker.exitcode == 0, f"rank {rank} exited with {worker.exitcode}"
+        return results
+    finally:
+        for worker in workers:
+            if worker.exitcode is None:
+                worker.kill()
+            worker.join()
 
 
 class RankPool:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-import forks
 import torch
 import torch.distributed as dist
+from ranks import run_processes
 
 from muster import rpc
 
@@ -35,37 +35,8 @@ def run_workers(
     lost: ranks that are expected to die without an answer.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pipes, workers = [], []
-        for rank in range(size):
-            receiving, sending = forks.CONTEXT.Pipe(duplex=False)
-            where = (rank, size if fixed else None, f"{folder}/store")
-            worker = forks.Process(target=_worker_main, args=(*where, sending, init, body, arguments))
-            worker.start()
-            sending.close()
-            pipes.append(receiving)
-            workers.append(worker)
-        try:
-            results = [_answer(rank, pipe, rank in lost, timeout) for rank, pipe in enumerate(pipes)]
-            for rank, worker in enumerate(workers):
-                worker.join(timeout)
-                assert rank in lost or worker.exitcode == 0, f"worker {rank} exited with {worker.exitcode}"
-            return results
-        finally:
-            for worker in workers:
-                if worker.exitcode is None:
-                    worker.kill()
-                worker.join()
-
-
-def _answer(rank: int, pipe: Connection, lost: bool, timeout: float) -> Any:
-    assert pipe.poll(timeout), f"worker {rank} did not answer within {timeout} s"
-    try:
-        failure, result = pipe.recv()
-    except EOFError:
-        assert lost, f"worker {rank} died"
-        return None
-    assert failure is None, f"worker {rank} failed:\n{failure}"
-    return pickle.loads(result)
+        own = [(rank, size if fixed else None, f"{folder}/store") for rank in range(size)]
+        return run_processes(_worker_main, own, (init, body, arguments), lost, timeout)
 
 
 def _worker_main(
