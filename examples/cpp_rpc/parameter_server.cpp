@@ -91,9 +91,8 @@ muster::Result<> run() {
   Server server;
   rpc::EndpointOptions options;
   options.name = rank == 0 ? "server" : "";  // others: "worker1", "worker2", ...
+  if (rank == 0) options.setup = [&server](rpc::Agent& agent) { return server.serve(agent); };
   MUSTER_ASSIGN(const auto agent, rpc::join_job(options));
-  if (rank == 0) MUSTER_TRY(server.serve(*agent));
-  MUSTER_TRY(agent->barrier("ready", size, deadline));
   if (rank != 0) MUSTER_TRY(train(*agent, rank));
   MUSTER_TRY(agent->barrier("trained", size, deadline));
   if (rank == 0) std::printf("slope %.1f, intercept %.1f\n", server.values()[0], server.values()[1]);

@@ -336,14 +336,16 @@ std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store
   options.max_handlers = max_handlers;
   options.fixed_members = fixed_members;
   options.timeout = PyAgent::duration(timeout);
+  std::shared_ptr<RefService> refs;
+  options.setup = [&](rpc::Agent& agent) -> Result<> {
+    MUSTER_ASSIGN(refs, RefService::start(agent.shared_from_this(), {.lease = PyAgent::duration(lease)}));
+    MUSTER_TRY(rpc::add_fetch(refs));
+    return agent.add_fallback([weak = std::weak_ptr(refs)](const rpc::Request& request, rpc::Responder responder) {
+      if (const auto alive = weak.lock()) serve(alive, request, std::move(responder));
+    });
+  };
   auto agent = value_or_throw(store ? rpc::start_endpoint(store_over_c10d(*store), std::move(options))
                                     : rpc::join_job(std::move(options)));
-  auto refs = value_or_throw(RefService::start(agent, {.lease = PyAgent::duration(lease)}));
-  value_or_throw(rpc::add_fetch(refs));
-  const auto handler = [weak = std::weak_ptr(refs)](const rpc::Request& request, rpc::Responder responder) {
-    if (const auto alive = weak.lock()) serve(alive, request, std::move(responder));
-  };
-  value_or_throw(agent->add_fallback(handler));
   return std::make_unique<PyAgent>(std::move(agent), std::move(refs));
 }
 

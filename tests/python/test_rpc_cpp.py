@@ -8,19 +8,14 @@ from pathlib import Path
 from launching import Launch
 
 PROGRAM = """
-import threading
 import torch
 from muster import rpc
-
-ready = threading.Event()
-rpc.export(name="cpp_is_ready")(ready.set)
 
 @rpc.export(name="twice")
 def twice(x):
     return 2 * x
 
 rpc.init_rpc("py", world_size=0)
-assert ready.wait(60)
 try:
     assert torch.equal(rpc.rpc_sync("cpp", "scale", (torch.ones(3), 2)), torch.full((3,), 2.0))
     assert rpc.rpc_sync("cpp", "moved", ({"x": 1, "y": 2.5},)) == {"x": 2.0, "y": 2.5}

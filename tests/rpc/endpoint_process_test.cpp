@@ -61,17 +61,23 @@ class ServerProcess {
     char byte;
     if (read(pipe_[0], &byte, 1) != 1) _exit(0);
     const std::shared_ptr<Store> store = file_store(store_path).value();
-    const auto agent = test::start(store, options_for(name, transports));
-    (void)agent->add_function("echo", echo, {.idempotent = true});
-    (void)agent->add_function("mark",
-                              [&counters](Request request, Responder responder) {
-                                const auto call = Reader(request.arguments.head).get<uint64_t>();
-                                if (call && *call < kMaxCalls) counters.runs[*call].fetch_add(1);
-                                responder.reply(std::move(request.arguments));
-                              },
-                              {});
-    (void)agent->add_function("sleep", [](Request, Responder) { pause(); }, {});
-    (void)agent->add_function("leave_a_child",
+    auto options = options_for(name, transports);
+    options.setup = [&counters](Agent& agent) { return add_functions(agent, counters); };
+    const auto agent = test::start(store, options);
+    for (;;) pause();
+  }
+
+  static Result<> add_functions(Agent& agent, Counters& counters) {
+    MUSTER_TRY(agent.add_function("echo", echo, {.idempotent = true}));
+    MUSTER_TRY(agent.add_function("mark",
+                                  [&counters](Request request, Responder responder) {
+                                    const auto call = Reader(request.arguments.head).get<uint64_t>();
+                                    if (call && *call < kMaxCalls) counters.runs[*call].fetch_add(1);
+                                    responder.reply(std::move(request.arguments));
+                                  },
+                                  {}));
+    MUSTER_TRY(agent.add_function("sleep", [](Request, Responder) { pause(); }, {}));
+    return agent.add_function("leave_a_child",
                               [](Request, Responder responder) {
                                 const pid_t child = fork();
                                 if (child == 0) {
@@ -82,7 +88,6 @@ class ServerProcess {
                                 responder.reply(Message{number.take(), {}});
                               },
                               {});
-    for (;;) pause();
   }
 
   std::array<int, 2> pipe_{};

@@ -222,6 +222,27 @@ TEST_P(RpcEndpoint, ListsTheWorkersAndMeetsThem) {
   other.join();
 }
 
+TEST_P(RpcEndpoint, IsSetUpBeforeOthersFindIt) {
+  const Future early = a_->call("c", "echo", text("x"), {});
+  auto options = options_for("c", GetParam());
+  options.setup = [&](Agent& c) -> Result<> {
+    EXPECT_FALSE(early.wait_until(Deadline::after(50ms)));
+    return c.add_function("echo", echo, {});
+  };
+  const auto c = test::start(store_, options);
+  EXPECT_EQ(text(result_of(early)), "x");
+  EXPECT_TRUE(c->shutdown(Deadline::after(kPatience)));
+}
+
+TEST_P(RpcEndpoint, DoesNotJoinIfItsSetupFails) {
+  auto options = options_for("c", GetParam());
+  options.setup = [](Agent&) -> Result<> { return fail(ErrorCode::kInvalidArgument, "no model"); };
+  const auto failed = start_endpoint(store_, options);
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().message, "no model");
+  EXPECT_EQ(a_->workers(Deadline::after(kPatience))->size(), 2U);
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, RpcEndpoint, testing::Values("shm,tcp", "unix", "tcp", "striped"),
                          [](const auto& info) {
                            const std::string name = info.param;

@@ -15,20 +15,21 @@ int main() {
   try {
     rpc::EndpointOptions options;
     options.name = "cpp";
-    rpc::Worker worker = rpc::Worker::join_job(options);
     std::latch ended(1);
-    worker.add_function("scale", [](const at::Tensor& tensor, double by) { return tensor.mul(by); });
-    worker.add_function("moved", [](Point point) { return Point{point.x + 1, point.y}; });
-    worker.add_function("make", [](int value) { return value; });
-    worker.add_function("read", [](const rpc::RRef<int>& ref) { return ref.to_here(); });
-    worker.add_function("call_python",
-                        [&](const std::string& to, int value) { return worker.rpc_sync<int>(to, "twice", {}, value); });
-    worker.add_function("make_in_python",
-                        [&](const std::string& to, int value) { return worker.remote<int>(to, "twice", {}, value); });
-    worker.add_function("end", [&] { ended.count_down(); });
-    worker.rpc_sync<void>("py", "cpp_is_ready", {});
+    const auto worker = rpc::Worker::join_job(options, [&ended](rpc::Worker& self) {
+      self.add_function("scale", [](const at::Tensor& tensor, double by) { return tensor.mul(by); });
+      self.add_function("moved", [](Point point) { return Point{point.x + 1, point.y}; });
+      self.add_function("make", [](int value) { return value; });
+      self.add_function("read", [](const rpc::RRef<int>& ref) { return ref.to_here(); });
+      self.add_function("call_python", [&self](const std::string& to, int value) {
+        return self.rpc_sync<int>(to, "twice", {}, value);
+      });
+      self.add_function("make_in_python",
+                        [&self](const std::string& to, int value) { return self.remote<int>(to, "twice", {}, value); });
+      self.add_function("end", [&ended] { ended.count_down(); });
+    });
     ended.wait();
-    muster::value_or_throw(worker.agent().shutdown(muster::Deadline::after(std::chrono::seconds(30))));
+    muster::value_or_throw(worker->agent().shutdown(muster::Deadline::after(std::chrono::seconds(30))));
     return 0;
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";

@@ -24,11 +24,11 @@ struct Point {
 
 class RpcWorker : public testing::Test {
  protected:
-  static Worker start(const std::shared_ptr<Store>& store, const std::string& name) {
+  static std::unique_ptr<Worker> start(const std::shared_ptr<Store>& store, const std::string& name) {
     EndpointOptions options;
     options.name = name;
     options.interface = "127.0.0.1";
-    return Worker(value_or_throw(start_endpoint(store, options)));
+    return Worker::start(store, options);
   }
   void TearDown() override {
     for (const Worker* worker : {&a_, &b_, &c_}) EXPECT_TRUE(worker->agent().shutdown(Deadline::after(10s)));
@@ -39,7 +39,8 @@ class RpcWorker : public testing::Test {
   }
 
   const std::shared_ptr<Store> store_ = memory_store();
-  Worker a_ = start(store_, "a"), b_ = start(store_, "b"), c_ = start(store_, "c");
+  const std::unique_ptr<Worker> workers_[3] = {start(store_, "a"), start(store_, "b"), start(store_, "c")};
+  Worker &a_ = *workers_[0], &b_ = *workers_[1], &c_ = *workers_[2];
 };
 
 TEST_F(RpcWorker, ValuesComeBackAsTheyWere) {

@@ -165,6 +165,9 @@ def is_initialized() -> bool:
 def current() -> _Worker:
     worker = _worker
     if worker is None:
+        with _lock:  # a call may arrive while init_rpc() still runs
+            worker = _worker
+    if worker is None:
         raise RuntimeError("this process is not a worker: call muster.rpc.init_rpc() first")
     if worker.pid != os.getpid():
         raise RuntimeError("a forked child is not the worker that its parent is: call muster.rpc.init_rpc()")

@@ -60,6 +60,9 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
         new Endpoint(std::move(options), id, std::move(directory), std::move(loop)), release);
     endpoint->server_->set_owner(endpoint);
     MUSTER_TRY(endpoint->listen());
+    if (const auto setup = std::exchange(endpoint->options_.setup, {})) {
+      MUSTER_TRY(setup(*endpoint));
+    }
     MUSTER_TRY(endpoint->directory_->join(endpoint->self_, deadline));
     endpoint->joined_ = true;
     return endpoint;
@@ -315,7 +318,7 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   TimePoint next_deadline() const override { return client_->next_deadline(); }
   void flush() override { server_->flush(); }
 
-  const EndpointOptions options_;
+  EndpointOptions options_;  ///< does not change once the endpoint has joined
   const std::unique_ptr<Directory> directory_;
   WorkerRecord self_;  ///< does not change once the endpoint has joined
   FunctionTable functions_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,9 @@ struct EndpointOptions {
   /// All workers join before the first call is made. So a call to a name that no worker has fails at once. By default
   /// it waits until a worker with this name joins.
   bool fixed_members = false;
+  /// Called before other workers can find this one: here it adds its functions. If this fails, the worker does not
+  /// join.
+  std::function<Result<>(Agent&)> setup;
   /// A worker that sends nothing for so long, while calls to it are pending, counts as lost.
   Duration heartbeat_timeout = 30s;
 };

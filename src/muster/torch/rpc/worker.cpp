@@ -2,8 +2,8 @@
 
 namespace muster::rpc {
 
-Worker::Worker(std::shared_ptr<Agent> agent, RefService::Options options)
-    : agent_(std::move(agent)), refs_(value_or_throw(RefService::start(agent_, options))) {
+Worker::Worker(std::shared_ptr<Agent> agent)
+    : agent_(std::move(agent)), refs_(value_or_throw(RefService::start(agent_, {}))) {
   value_or_throw(add_fetch(refs_));
   const auto create = [weak = std::weak_ptr(refs_), makers = makers_](const Request& request, Responder responder) {
     const auto refs = weak.lock();
@@ -35,11 +35,35 @@ Worker::Worker(std::shared_ptr<Agent> agent, RefService::Options options)
   value_or_throw(agent_->add_function(kCreate, create, {}));
 }
 
-Worker::~Worker() {
-  if (refs_) refs_->stop();
+Worker::~Worker() { refs_->stop(); }
+
+std::unique_ptr<Worker> Worker::start(std::shared_ptr<Store> store, EndpointOptions options, const Setup& setup) {
+  const auto join = [&](EndpointOptions given) { return start_endpoint(std::move(store), std::move(given)); };
+  return start(join, std::move(options), setup);
 }
 
-Worker Worker::join_job(EndpointOptions options) { return Worker(value_or_throw(rpc::join_job(std::move(options)))); }
+std::unique_ptr<Worker> Worker::join_job(EndpointOptions options, const Setup& setup) {
+  return start(rpc::join_job, std::move(options), setup);
+}
+
+std::unique_ptr<Worker> Worker::start(const Start& start, EndpointOptions options, const Setup& setup) {
+  std::unique_ptr<Worker> worker;
+  std::exception_ptr thrown;
+  options.setup = [&](Agent& agent) -> Result<> {
+    try {
+      worker.reset(new Worker(agent.shared_from_this()));
+      if (setup) setup(*worker);
+      return {};
+    } catch (...) {
+      thrown = std::current_exception();
+      return fail(ErrorCode::kAborted, "the set-up of the worker has thrown an exception");
+    }
+  };
+  const auto joined = start(std::move(options));
+  if (thrown) std::rethrow_exception(thrown);
+  value_or_throw(joined);
+  return worker;
+}
 
 void Worker::add_handler(const std::string& name, const std::function<void(ValueReader&, ValueWriter&)>& body,
                          Maker maker, FunctionOptions options) {

@@ -94,10 +94,13 @@ class TypedFuture {
 /// When it is destroyed, its agent leaves unless others share it (Agent).
 class Worker {
  public:
-  explicit Worker(std::shared_ptr<Agent> agent, RefService::Options options = {});
-  /// As rpc::join_job(). Throws.
-  static Worker join_job(EndpointOptions options = {});
-  Worker(Worker&&) noexcept = default;
+  /// Adds functions before others can find the worker. They may keep the reference.
+  using Setup = std::function<void(Worker&)>;
+  /// As start_endpoint() and rpc::join_job(). `setup` takes the place of the option with this name. Throw.
+  static std::unique_ptr<Worker> start(std::shared_ptr<Store> store, EndpointOptions options, const Setup& setup = {});
+  static std::unique_ptr<Worker> join_job(EndpointOptions options, const Setup& setup = {});
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
   ~Worker();
 
   Agent& agent() const { return *agent_; }
@@ -147,6 +150,10 @@ class Worker {
   }
 
  private:
+  using Start = std::function<Result<std::shared_ptr<Agent>>(EndpointOptions)>;
+  static std::unique_ptr<Worker> start(const Start& start, EndpointOptions options, const Setup& setup);
+  explicit Worker(std::shared_ptr<Agent> agent);
+
   using Maker = std::function<std::shared_ptr<RefValue>(ValueReader&)>;
   struct Makers {
     std::mutex mutex;
