@@ -1,5 +1,6 @@
 // The RPC backend MUSTER of torch.distributed.rpc: torch's own RPC, references, distributed autograd and optimizers,
 // with a muster agent below them.
+#include <c10/core/thread_pool.h>
 #include <torch/csrc/distributed/rpc/python_rpc_handler.h>
 #include <torch/csrc/distributed/rpc/request_callback_impl.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
@@ -85,6 +86,16 @@ std::exception_ptr rpc_error(const std::string& what, stock::RPCErrorType type) 
   return std::make_exception_ptr(std::runtime_error(stock::makeRPCError(what, type)));
 }
 
+/// Is active while this thread is in send(). torch then may hold its own locks and the GIL, so none of its callbacks
+/// may run in this thread: neither of this call nor of others whose results the agent finds.
+struct Sending {
+  Sending() { is_active = true; }
+  ~Sending() { is_active = false; }
+  Sending(const Sending&) = delete;
+  static thread_local bool is_active;
+};
+thread_local bool Sending::is_active = false;
+
 class TorchAgent final : public stock::RpcAgent {
  public:
   /// `names`: of all workers, by rank.
@@ -114,10 +125,15 @@ class TorchAgent final : public stock::RpcAgent {
     const auto future = c10::make_intrusive<JitFuture>(at::AnyClassType::get());
     rpc::Message encoded = encode(*message);
     count(pending_, 1);
+    const Sending sending;
     agent_->call(to.name_, kFunction, std::move(encoded), options)
         .then([this, future, limit](const rpc::CallResult& result) {
-          complete(*future, result, limit);
-          count(pending_, -1);
+          const auto finish = [this, future, limit](const rpc::CallResult& ended) {
+            complete(*future, ended, limit);
+            count(pending_, -1);
+          };
+          if (!Sending::is_active) return finish(result);
+          completions_.run([finish, result] { finish(result); });
         });
     return future;
   }
@@ -264,6 +280,7 @@ class TorchAgent final : public stock::RpcAgent {
   int64_t count_ = 0;  ///< calls since the last round of join()
   std::chrono::microseconds gil_wait_time_{};
   int64_t gil_waits_ = 0;
+  c10::ThreadPool completions_{1};  ///< completes what must not be completed in send(); last: it uses the others
 };
 
 std::shared_ptr<TorchAgent> make_agent(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
