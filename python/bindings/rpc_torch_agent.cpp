@@ -105,7 +105,8 @@ class TorchAgent final : public stock::RpcAgent {
                  std::make_unique<stock::RequestCallbackImpl>(), timeout),
         agent_(std::move(agent)),
         store_(std::move(store)),
-        threads_(threads) {
+        threads_(threads),
+        completions_(threads) {
     for (size_t i = 0; i < names.size(); ++i) workers_.emplace_back(names[i], static_cast<int64_t>(i));
   }
   /// Python drops the last reference, with the GIL.
@@ -280,7 +281,7 @@ class TorchAgent final : public stock::RpcAgent {
   int64_t count_ = 0;  ///< calls since the last round of join()
   std::chrono::microseconds gil_wait_time_{};
   int64_t gil_waits_ = 0;
-  c10::ThreadPool completions_{1};  ///< completes what must not be completed in send(); last: it uses the others
+  c10::ThreadPool completions_;  ///< completes what must not be completed in send(); last: it uses the others
 };
 
 std::shared_ptr<TorchAgent> make_agent(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,
