@@ -86,8 +86,8 @@ std::exception_ptr rpc_error(const std::string& what, stock::RPCErrorType type) 
   return std::make_exception_ptr(std::runtime_error(stock::makeRPCError(what, type)));
 }
 
-/// Is active while this thread is in send(). torch then may hold its own locks and the GIL, so none of its callbacks
-/// may run in this thread: neither of this call nor of others whose results the agent finds.
+/// Marks a thread that is in send(). torch may hold the GIL or its own locks there. So the thread must not run torch's
+/// callbacks, neither for this call nor for other calls whose results the agent finds meanwhile.
 struct Sending {
   Sending() { is_active = true; }
   ~Sending() { is_active = false; }
@@ -281,7 +281,8 @@ class TorchAgent final : public stock::RpcAgent {
   int64_t count_ = 0;  ///< calls since the last round of join()
   std::chrono::microseconds gil_wait_time_{};
   int64_t gil_waits_ = 0;
-  c10::ThreadPool completions_;  ///< completes what must not be completed in send(); last: it uses the others
+  /// Its threads complete the calls that a thread in send() must not complete. The last field: they use the others.
+  c10::ThreadPool completions_;
 };
 
 std::shared_ptr<TorchAgent> make_agent(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank,

@@ -54,7 +54,10 @@ class Future(Generic[T]):
         self._finish(None, exception)
 
     def add_done_callback(self, callback: Callable[[Future[T]], None]) -> None:
-        """Calls `callback(self)` once the future is done: on a thread of the agent, or at once. It must be short."""
+        """Calls `callback(self)` once the future is done: at once, or on any thread of the agent or of a caller.
+
+        It must be short. Do not call other workers, or wait for them, while you hold a lock that the callback takes.
+        """
         self._when_done(lambda: callback(self))
 
     def then(self, callback: Callable[[Future[T]], Any]) -> Future[Any]:

@@ -68,8 +68,9 @@ class Future {
   const CallResult& wait() const;
   /// Waits until the call has ended or the deadline has passed. Returns done().
   bool wait_until(const Deadline& deadline) const;
-  /// Calls back once the call has ended: on a thread of the agent, or at once in this thread if it has ended already.
-  /// The callback must be short, and must not wait for a call or shut the agent down.
+  /// Calls back once the call has ended: at once in this thread if it has ended already, else on a thread of the agent,
+  /// or on any thread that makes a call or waits for one. So a thread must not do that while it holds a lock that a
+  /// callback takes. The callback must be short, and must not wait for a call or shut the agent down.
   void then(std::function<void(const CallResult&)> callback) const;
   /// Ends the call with kAborted, unless it has ended, and asks the worker to cancel it. A function that has started
   /// runs on, unless it checks Request::canceled().
