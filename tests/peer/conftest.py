@@ -25,7 +25,7 @@ SKIPPED = {
 # torch loses the events of a remote function if its result arrives quickly: with TensorPipe in 184 of 200 calls, after
 # the first one. Its tests of that make one call, so they pass when they are repeated.
 REPEATED = re.compile("profiler")
-REPEATS = 8
+REPEATS = 40
 
 # One or two tests of each feature of a backend that c10d and DDP use. By default only these run.
 QUICK = {
