@@ -1,5 +1,6 @@
 // The native half of muster.rpc: an agent, its calls, and the calls that it serves with Python functions.
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 #include "bindings.h"
 #include "muster/rpc/endpoint.h"
 #include "muster/torch/exception.h"
+#include "muster/torch/rpc/autograd.h"
 #include "muster/torch/rpc/references.h"
 #include "muster/torch/rpc/remote_error.h"
 #include "muster/torch/store.h"
@@ -16,14 +18,16 @@ namespace muster::python {
 namespace {
 
 using rpc::Agent;
+using rpc::Autograd;
 using rpc::CallResult;
+using rpc::ContextPtr;
 using rpc::Message;
 using rpc::RefService;
 using rpc::ValueReader;
 using rpc::ValueWriter;
 
-py::object read_message(const Message& message, RefService* refs, int sender) {
-  ValueReader in(message, refs, sender);
+py::object read_message(const Message& message, RefService* refs, int sender, const ContextPtr& context) {
+  ValueReader in(message, refs, sender, context);
   py::object object = read_object(in);
   in.finish();
   return object;
@@ -96,22 +100,38 @@ py::object exception_of(const py::error_already_set& error) {
   return exception;
 }
 
+/// The same for what a node of torch's graph throws, which may come from Python.
+rpc::CallError autograd_error() {
+  try {
+    throw;
+  } catch (const python_error& thrown) {
+    const py::gil_scoped_acquire gil;
+    python_error copy(thrown);
+    copy.restore();
+    return call_error(exception_of(py::error_already_set()));
+  } catch (...) {
+    return rpc::current_call_error();
+  }
+}
+
 /// Sends the result of a call. For functions that reply later.
 class PyResponder {
  public:
-  PyResponder(std::shared_ptr<RefService> refs, std::string receiver, rpc::Responder responder)
+  PyResponder(std::shared_ptr<RefService> refs, ContextPtr context, std::string receiver, rpc::Responder responder)
       : refs_(std::move(refs)),
+        context_(std::move(context)),
         receiver_(std::move(receiver)),
         responder_(std::make_shared<rpc::Responder>(std::move(responder))) {}
   ~PyResponder() {
     const py::gil_scoped_release no_gil;  // these may be the last references
     responder_.reset();
     refs_.reset();
+    context_.reset();
   }
   PyResponder(const PyResponder&) = delete;
 
   void reply(const py::object& result) {
-    ValueWriter out;
+    ValueWriter out(context_);
     try {
       write_object(out, result);
     } catch (py::error_already_set& error) {
@@ -128,20 +148,24 @@ class PyResponder {
 
  private:
   std::shared_ptr<RefService> refs_;
+  ContextPtr context_;
   const std::string receiver_;
   std::shared_ptr<rpc::Responder> responder_;
 };
 
 /// Runs muster.rpc._serving.run(), which returns the responder itself if the function replies later.
-void serve(const std::shared_ptr<RefService>& refs, const rpc::Request& request, rpc::Responder responder) {
+void serve(const std::shared_ptr<RefService>& refs, const ContextPtr& context, const rpc::Request& request,
+           rpc::Responder responder) {
   if (is_finalizing()) return;
   const Gil gil;
-  const py::object later = py::cast(std::make_shared<PyResponder>(refs, request.from.name, std::move(responder)));
+  const py::object later =
+      py::cast(std::make_shared<PyResponder>(refs, context, request.from.name, std::move(responder)));
   auto& now = later.cast<PyResponder&>();
   try {
-    const py::object arguments = read_message(request.arguments, refs.get(), request.from.id);
+    const py::object arguments = read_message(request.arguments, refs.get(), request.from.id, context);
     static const auto& run = *new py::object(serving().attr("run"));
-    const py::object result = run(request.function, arguments, std::pair(request.from.name, request.from.id), later);
+    const py::object result = run(request.function, arguments, std::pair(request.from.name, request.from.id), later,
+                                  context ? context_id(*context) : 0);
     if (!result.is(later)) now.reply(result);
   } catch (py::error_already_set& error) {
     now.fail(exception_of(error));
@@ -183,16 +207,19 @@ class PyValue final : public rpc::WritableValue {
 /// A call whose result is pending.
 class PyCall {
  public:
-  PyCall(rpc::Future future, std::shared_ptr<RefService> refs) : future_(std::move(future)), refs_(std::move(refs)) {}
+  PyCall(rpc::Future future, std::shared_ptr<RefService> refs, ContextPtr context)
+      : future_(std::move(future)), refs_(std::move(refs)), context_(std::move(context)) {}
   ~PyCall() {
     if (!refs_) return;                   // moved from
     const py::gil_scoped_release no_gil;  // these may be the last references
     future_.reset();
     refs_.reset();
+    context_.reset();
   }
   PyCall(PyCall&& other) noexcept
       : future_(std::exchange(other.future_, std::nullopt)),
         refs_(std::move(other.refs_)),
+        context_(std::move(other.context_)),
         value_(std::move(other.value_)) {}
 
   bool done() const { return future_->done(); }
@@ -208,7 +235,9 @@ class PyCall {
     const CallResult& result = future_->wait();
     if (!result) raise_call_error(result.error());
     // A call in one direction has no result.
-    if (!value_) value_ = result->head.empty() ? py::none() : read_message(*result, refs_.get(), RefService::kReplied);
+    if (!value_) {
+      value_ = result->head.empty() ? py::none() : read_message(*result, refs_.get(), RefService::kReplied, context_);
+    }
     return value_;
   }
 
@@ -234,16 +263,19 @@ class PyCall {
  private:
   std::optional<rpc::Future> future_;
   std::shared_ptr<RefService> refs_;
-  py::object value_;  ///< the result, once it was read
+  ContextPtr context_;  ///< of distributed autograd, or null
+  py::object value_;    ///< the result, once it was read
 };
 
 /// An agent for Python, and its references. Its end waits for threads that may need the GIL.
 class PyAgent {
  public:
-  PyAgent(std::shared_ptr<Agent> agent, std::shared_ptr<RefService> refs)
-      : agent_(std::move(agent)), refs_(std::move(refs)) {}
+  PyAgent(std::shared_ptr<Agent> agent, std::shared_ptr<RefService> refs, std::shared_ptr<Autograd> autograd)
+      : agent_(std::move(agent)), refs_(std::move(refs)), autograd_(std::move(autograd)) {}
   ~PyAgent() {
     const py::gil_scoped_release no_gil;
+    autograd_->stop();
+    autograd_.reset();
     refs_->stop();
     refs_.reset();
     agent_.reset();
@@ -253,16 +285,17 @@ class PyAgent {
   std::string name() const { return agent_->self().name; }
   int id() const { return agent_->self().id; }
 
-  /// `keep`: a reference that is kept until the call has ended.
+  /// `context`: of distributed autograd; 0 is none. `keep`: a reference that is kept until the call has ended.
   PyCall call(const std::string& to, const std::string& function, const py::object& arguments, double timeout,
-              bool one_way, bool idempotent, const PyRef* keep) {
-    ValueWriter out;
+              bool one_way, bool idempotent, int64_t context, const PyRef* keep) {
+    ValueWriter out(find_context(context));
     write_object(out, arguments);
     const rpc::CallOptions options{.timeout = duration(timeout), .idempotent = idempotent, .one_way = one_way};
     const py::gil_scoped_release no_gil;
+    ContextPtr recorded = out.context();
     rpc::Future future = rpc::call_with_refs(*refs_, to, function, std::move(out), options);
     if (keep != nullptr) future.then([ref = keep->ref](const CallResult&) {});
-    return {std::move(future), refs_};
+    return {std::move(future), refs_, std::move(recorded)};
   }
 
   PyRef new_ref(const std::string& owner) { return PyRef(refs_->create(owner)); }
@@ -279,13 +312,15 @@ class PyAgent {
     const py::gil_scoped_release no_gil;
     refs_->set_value({creator, number}, std::move(failed));
   }
-  PyCall fetch(const PyRef& ref, double timeout) {
+  PyCall fetch(const PyRef& ref, double timeout, int64_t context_id) {
     const py::gil_scoped_release no_gil;
-    return {rpc::fetch(*ref.ref, {.timeout = duration(timeout)}), refs_};
+    ContextPtr context = find_context(context_id);
+    rpc::Future future = rpc::fetch(*ref.ref, {.timeout = duration(timeout)}, context);
+    return {std::move(future), refs_, std::move(context)};
   }
   PyCall wait_for_value(const PyRef& ref, double timeout) {
     const py::gil_scoped_release no_gil;
-    return {rpc::wait_for_value(*ref.ref, {.timeout = duration(timeout)}), refs_};
+    return {rpc::wait_for_value(*ref.ref, {.timeout = duration(timeout)}), refs_, nullptr};
   }
   /// None if there is no value yet, else a tuple of it.
   std::optional<py::tuple> local_value(const PyRef& ref) {
@@ -309,8 +344,33 @@ class PyAgent {
     value_or_throw(agent_->barrier(name, count, Deadline::after(duration(timeout))));
   }
   void wait_for_calls(double timeout) { value_or_throw(agent_->wait_for_calls(Deadline::after(duration(timeout)))); }
+  int64_t new_context() { return context_id(*autograd_->create()); }
+  void end_context(int64_t id) {
+    if (const ContextPtr context = find_context(id)) autograd_->release(context);
+  }
+  size_t context_count() const { return autograd_->count(); }
+  std::vector<std::pair<at::Tensor, at::Tensor>> gradients(int64_t id, bool must_exist) const {
+    if (!must_exist && !autograd_->contains(id)) return {};
+    return rpc::gradients_of(*autograd_->find(id));
+  }
+  void backward(int64_t id, const std::vector<at::Tensor>& roots, bool retain_graph, double timeout) {
+    try {
+      const auto pass = autograd_->begin_backward(autograd_->find(id), roots, {retain_graph, duration(timeout)});
+      while (!rpc::wait_for_pass(*pass, Deadline::after(kSignalInterval))) check_signals(*pass);
+    } catch (const rpc::RemoteException& error) {
+      const py::gil_scoped_acquire gil;
+      raise_call_error(error.call_error());
+    } catch (const python_error& thrown) {
+      const py::gil_scoped_acquire gil;
+      python_error copy(thrown);
+      copy.restore();
+      throw py::error_already_set();
+    }
+  }
+
   void shutdown(double timeout) {
     const auto ended = agent_->shutdown(Deadline::after(duration(timeout)));
+    autograd_->stop();
     refs_->stop();
     value_or_throw(ended);
   }
@@ -320,8 +380,17 @@ class PyAgent {
   }
 
  private:
+  ContextPtr find_context(int64_t id) const { return id == 0 ? nullptr : autograd_->find(id); }
+  static void check_signals(rpc::PassRunner& pass) {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() == 0) return;
+    rpc::abort_pass(pass, "the program was interrupted");
+    throw py::error_already_set();
+  }
+
   std::shared_ptr<Agent> agent_;
   std::shared_ptr<RefService> refs_;
+  std::shared_ptr<Autograd> autograd_;
 };
 
 std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store>>& store, const std::string& name,
@@ -337,16 +406,21 @@ std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store
   options.fixed_members = fixed_members;
   options.timeout = PyAgent::duration(timeout);
   std::shared_ptr<RefService> refs;
+  std::shared_ptr<Autograd> autograd;
   options.setup = [&](rpc::Agent& agent) -> Result<> {
     MUSTER_ASSIGN(refs, RefService::start(agent.shared_from_this(), {.lease = PyAgent::duration(lease)}));
-    MUSTER_TRY(rpc::add_fetch(refs));
-    return agent.add_fallback([weak = std::weak_ptr(refs)](const rpc::Request& request, rpc::Responder responder) {
-      if (const auto alive = weak.lock()) serve(alive, request, std::move(responder));
+    MUSTER_ASSIGN(autograd, Autograd::start(agent.shared_from_this(), autograd_error));
+    MUSTER_TRY(rpc::add_fetch(refs, autograd));
+    return agent.add_fallback([weak_refs = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd)](
+                                  const rpc::Request& request, rpc::Responder responder) {
+      const auto alive = weak_refs.lock();
+      const auto contexts = weak_autograd.lock();
+      if (alive && contexts) serve(alive, contexts->context_of(request.arguments), request, std::move(responder));
     });
   };
   auto agent = value_or_throw(store ? rpc::start_endpoint(store_over_c10d(*store), std::move(options))
                                     : rpc::join_job(std::move(options)));
-  return std::make_unique<PyAgent>(std::move(agent), std::move(refs));
+  return std::make_unique<PyAgent>(std::move(agent), std::move(refs), std::move(autograd));
 }
 
 }  // namespace
@@ -362,7 +436,7 @@ void bind_rpc(py::module_& module) {
       .def_property_readonly("name", &PyAgent::name)
       .def_property_readonly("id", &PyAgent::id)
       .def("call", &PyAgent::call, py::arg("to"), py::arg("function"), py::arg("arguments"), py::arg("timeout"),
-           py::arg("one_way"), py::arg("idempotent"), py::arg("keep") = nullptr)
+           py::arg("one_way"), py::arg("idempotent"), py::arg("context"), py::arg("keep") = nullptr)
       .def("new_ref", &PyAgent::new_ref)
       .def("accept_ref", &PyAgent::accept_ref)
       .def("set_ref", &PyAgent::set_ref)
@@ -371,6 +445,12 @@ void bind_rpc(py::module_& module) {
       .def("wait_for_value", &PyAgent::wait_for_value)
       .def("local_value", &PyAgent::local_value)
       .def("ref_counts", &PyAgent::ref_counts)
+      .def("new_context", &PyAgent::new_context, no_gil)
+      .def("end_context", &PyAgent::end_context, no_gil)
+      .def("context_count", &PyAgent::context_count, no_gil)
+      .def("gradients", &PyAgent::gradients, no_gil)
+      .def("backward", &PyAgent::backward, py::arg("context"), py::arg("roots"), py::arg("retain_graph"),
+           py::arg("timeout"), no_gil)
       .def("workers", &PyAgent::workers, no_gil)
       .def("barrier", &PyAgent::barrier, no_gil)
       .def("wait_for_calls", &PyAgent::wait_for_calls, no_gil)

@@ -87,10 +87,11 @@ py::object read_dict(ValueReader& in, int depth) {
   return dict;
 }
 
-/// True if tensors of this class are written as such. Others, such as parameters, are pickled.
-bool is_writable_tensor(PyObject* object) {
-  return THPVariable_CheckExact(object) && THPVariable_Unpack(object).layout() == c10::kStrided &&
-         Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass);
+/// True if tensors of this class are written as such. Others are pickled. A parameter is pickled too, so that it
+/// arrives as one; but not in a context of distributed autograd, where its gradient comes back.
+bool is_writable_tensor(PyObject* object, const ValueWriter& out) {
+  if (!THPVariable_CheckExact(object) || THPVariable_Unpack(object).layout() != c10::kStrided) return false;
+  return out.context() != nullptr || Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(THPVariableClass);
 }
 
 }  // namespace
@@ -104,7 +105,7 @@ void write_object(ValueWriter& out, py::handle handle, int depth) {
   if (PyFloat_CheckExact(object)) return out.put_float(PyFloat_AS_DOUBLE(object));
   if (PyUnicode_CheckExact(object)) return out.put_string(utf8_of(object));
   if (PyBytes_CheckExact(object)) return out.put_bytes(bytes_of(object));
-  if (is_writable_tensor(object)) return out.put_tensor(THPVariable_Unpack(object));
+  if (is_writable_tensor(object, out)) return out.put_tensor(THPVariable_Unpack(object));
   if (PyTuple_CheckExact(object)) {
     const Py_ssize_t count = PyTuple_GET_SIZE(object);
     out.begin_tuple(count);

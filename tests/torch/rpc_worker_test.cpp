@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "muster/base/random.h"
-#include "muster/rpc/endpoint.h"
+#include "rpc_workers.h"
 
 namespace muster::rpc {
 namespace {
@@ -22,25 +22,12 @@ struct Point {
   bool operator==(const Point&) const = default;
 };
 
-class RpcWorker : public testing::Test {
+class RpcWorker : public RpcWorkers {
  protected:
-  static std::unique_ptr<Worker> start(const std::shared_ptr<Store>& store, const std::string& name) {
-    EndpointOptions options;
-    options.name = name;
-    options.interface = "127.0.0.1";
-    return Worker::start(store, options);
-  }
-  void TearDown() override {
-    for (const Worker* worker : {&a_, &b_, &c_}) EXPECT_TRUE(worker->agent().shutdown(Deadline::after(10s)));
-  }
   template <class T, class... Args>
   T call(const std::string& function, const Args&... arguments) {
     return a_.rpc_sync<T>("b", function, {}, arguments...);
   }
-
-  const std::shared_ptr<Store> store_ = memory_store();
-  const std::unique_ptr<Worker> workers_[3] = {start(store_, "a"), start(store_, "b"), start(store_, "c")};
-  Worker &a_ = *workers_[0], &b_ = *workers_[1], &c_ = *workers_[2];
 };
 
 TEST_F(RpcWorker, ValuesComeBackAsTheyWere) {

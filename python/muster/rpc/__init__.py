@@ -13,25 +13,29 @@ Thread-safe, unless a function says otherwise.
 
 from __future__ import annotations
 
-from muster.rpc import functions
+from muster.rpc import autograd, functions, optim
 from muster.rpc._agent import Options, WorkerInfo, get_worker_info, init_rpc, is_initialized, shutdown, workers
 from muster.rpc._calls import rpc_async, rpc_one_way, rpc_sync
 from muster.rpc._functions import allow, export
 from muster.rpc._future import Future, collect_all, wait_all
+from muster.rpc._remote_module import RemoteModule
 from muster.rpc._rref import RRef, remote
 
 __all__ = [
     "Future",
     "Options",
     "RRef",
+    "RemoteModule",
     "WorkerInfo",
     "allow",
+    "autograd",
     "collect_all",
     "export",
     "functions",
     "get_worker_info",
     "init_rpc",
     "is_initialized",
+    "optim",
     "remote",
     "rpc_async",
     "rpc_one_way",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from muster.rpc import _agent, _functions
+from muster.rpc import _agent, _context, _functions
 from muster.rpc._agent import WorkerInfo
 from muster.rpc._future import CallFuture
 from muster.rpc._serving import PICKLED_FUNCTION
@@ -82,6 +82,7 @@ def _call(
         seconds_of(timeout),
         one_way,
         idempotent,
+        _context.current.get(),
     )
 
 

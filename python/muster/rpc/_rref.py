@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from muster import _C
-from muster.rpc import _agent, _calls, _serving
+from muster.rpc import _agent, _calls, _context, _serving
 from muster.rpc._agent import WorkerInfo
 from muster.rpc._calls import UNSET_TIMEOUT
 from muster.rpc._functions import export
@@ -78,10 +78,16 @@ class RRef(Generic[T]):
             assert value is not None
         return value[0]  # type: ignore[no-any-return]
 
-    def _fetch(self, timeout: float) -> CallFuture[T]:
+    def _wait(self, timeout: float) -> None:
+        """Waits until the owner has the value. Raises what the function has raised."""
         if self._creation is not None:
             self._creation.wait()  # it has failed if the function could not be called
-        return CallFuture(_agent.current().agent.fetch(self._ref, _calls.seconds_of(timeout)))
+        _agent.current().agent.wait_for_value(self._ref, _calls.seconds_of(timeout)).wait()
+
+    def _fetch(self, timeout: float) -> CallFuture[T]:
+        if self._creation is not None:
+            self._creation.wait()
+        return CallFuture(_agent.current().agent.fetch(self._ref, _calls.seconds_of(timeout), _context.current.get()))
 
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """A proxy: rref.rpc_sync().method(...) calls a method of the value at its owner, and returns the result."""
@@ -156,6 +162,7 @@ def remote(
         _calls.seconds_of(timeout),
         False,
         False,
+        _context.current.get(),
         ref,
     )
     return RRef._of(ref, CallFuture(call))

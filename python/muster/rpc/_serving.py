@@ -11,15 +11,24 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from muster import _C
-from muster.rpc import _functions
+from muster.rpc import _context, _functions
 from muster.rpc._future import Future
 
 # A call whose function has no name: it is the first argument, pickled.
 PICKLED_FUNCTION = "<pickled>"
 
 
-def run(name: str, arguments: list[Any], caller: tuple[str, int], responder: _C.RpcResponder) -> object:
-    """Returns the result of the function, or `responder` if it replies later."""
+def run(name: str, arguments: list[Any], caller: tuple[str, int], responder: _C.RpcResponder, context: int) -> object:
+    """Returns the result of the function, or `responder` if it replies later.
+
+    context: of distributed autograd, which the call belongs to; 0 is none.
+    """
+    if context != _context.NONE:
+        token = _context.current.set(context)
+        try:
+            return run(name, arguments, caller, responder, _context.NONE)
+        finally:
+            _context.current.reset(token)
     args, kwargs = arguments
     if name in _with_caller:
         kwargs["caller"] = caller

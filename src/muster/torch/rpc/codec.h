@@ -143,7 +143,7 @@ struct Codec<std::vector<T>> {
   }
   static std::vector<T> read(ValueReader& in) {
     in.expect(Tag::kList);
-    std::vector<T> value(0);
+    std::vector<T> value;
     for (size_t left = in.count(); left > 0; --left) value.push_back(rpc::read<T>(in));
     return value;
   }

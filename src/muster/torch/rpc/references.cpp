@@ -3,31 +3,33 @@
 #include <atomic>
 
 #include "muster/torch/exception.h"
+#include "muster/torch/rpc/autograd/context.h"
+#include "muster/torch/rpc/codec.h"
 #include "muster/torch/rpc/remote_error.h"
 
 namespace muster::rpc {
 namespace {
 
-// The arguments of both are a RefId.
+// The arguments of both are a RefId. Those of the first may begin with the record of a context.
 constexpr const char* kFetch = "muster.ref.fetch";
 constexpr const char* kWait = "muster.ref.wait";
 
-Result<RefId> read_id(const Message& arguments) {
-  Reader in(arguments.head);
-  MUSTER_ASSIGN(const RefId id, get_ref_id(in));
-  MUSTER_TRY(in.finish());
-  return id;
+ValueWriter write_id(const Ref& ref, const ContextPtr& context) {
+  ValueWriter out(context);
+  out.begin_tuple(2);
+  out.put_int(ref.id().creator);
+  out.put_int(static_cast<int64_t>(ref.id().number));
+  return out;
 }
-
-Message arguments_of(const Ref& ref) {
-  Writer out;
-  put_ref_id(out, ref.id());
-  return Message{out.take(), {}};
+RefId read_id(ValueReader& in) {
+  const auto [creator, number] = read<std::pair<int, int64_t>>(in);
+  in.finish();
+  return {creator, static_cast<uint64_t>(number)};
 }
 
 void reply_with_value(RefService& refs, const std::shared_ptr<Responder>& responder, const std::string& receiver,
-                      const RefValue& value) {
-  ValueWriter out;
+                      const RefValue& value, const ContextPtr& context) {
+  ValueWriter out(context);
   try {
     dynamic_cast<const WritableValue&>(value).write(out);
   } catch (...) {
@@ -38,34 +40,48 @@ void reply_with_value(RefService& refs, const std::shared_ptr<Responder>& respon
 
 }  // namespace
 
-Result<> add_fetch(const std::shared_ptr<RefService>& refs) {
-  const auto handler = [weak = std::weak_ptr(refs)](auto reply) {
-    return [weak, reply](const Request& request, Responder given) {
+Result<> add_fetch(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd) {
+  const auto handler = [weak = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd)](auto reply) {
+    return [weak, weak_autograd, reply](const Request& request, Responder given) {
       const auto responder = std::make_shared<Responder>(std::move(given));
       const auto service = weak.lock();
-      if (!service) return;
-      const auto send = [weak, reply, responder, receiver = request.from.name](const std::shared_ptr<RefValue>& value) {
-        const auto* failed = dynamic_cast<const FailedValue*>(value.get());
-        if (failed != nullptr) return responder->fail(failed->why);
-        if (const auto alive = weak.lock()) reply(*alive, responder, receiver, *value);
-      };
-      Result<RefId> id = read_id(request.arguments);
-      Result<> found = id ? service->when_ready(*id, send) : tl::unexpected(id.error());
-      if (!found) responder->fail(CallError{std::move(found.error()), {}, {}});
+      const auto contexts = weak_autograd.lock();
+      if (!service || !contexts) return;
+      try {
+        const ContextPtr context = contexts->context_of(request.arguments);
+        ValueReader in(request.arguments, service.get(), request.from.id, context);
+        const auto send = [weak, reply, responder, receiver = request.from.name,
+                           context](const std::shared_ptr<RefValue>& value) {
+          const auto* failed = dynamic_cast<const FailedValue*>(value.get());
+          if (failed != nullptr) return responder->fail(failed->why);
+          if (const auto alive = weak.lock()) reply(*alive, responder, receiver, *value, context);
+        };
+        value_or_throw(service->when_ready(read_id(in), send));
+      } catch (...) {
+        responder->fail(current_call_error());
+      }
     };
   };
   const auto reply_with_nothing = [](RefService&, const std::shared_ptr<Responder>& responder, const std::string&,
-                                     const RefValue&) { responder->reply({}); };
+                                     const RefValue&, const ContextPtr&) { responder->reply({}); };
   MUSTER_TRY(refs->agent().add_function(kWait, handler(reply_with_nothing), {}));
   return refs->agent().add_function(kFetch, handler(reply_with_value), {});
 }
 
-Future fetch(const Ref& ref, const CallOptions& options) {
-  return ref.service()->agent().call(ref.owner(), kFetch, arguments_of(ref), options);
+Future fetch(const Ref& ref, const CallOptions& options, const ContextPtr& context) {
+  return call_with_refs(*ref.service(), ref.owner(), kFetch, write_id(ref, context), options);
 }
 
 Future wait_for_value(const Ref& ref, const CallOptions& options) {
-  return ref.service()->agent().call(ref.owner(), kWait, arguments_of(ref), options);
+  return call_with_refs(*ref.service(), ref.owner(), kWait, write_id(ref, nullptr), options);
+}
+
+void track(const Future& future, const ContextPtr& context) {
+  if (!context) return;
+  future.then([context](const CallResult& result) {
+    const auto record = result ? context_record(*result) : std::nullopt;
+    if (record && record->context == context->id()) context->add_received(*record);
+  });
 }
 
 void expect_parts(ValueReader& in, size_t count) {
@@ -103,12 +119,12 @@ std::pair<RefId, std::string> read_create(ValueReader& in, RefService& refs, con
 Future call_with_refs(RefService& refs, const std::string& to, const std::string& function, ValueWriter arguments,
                       const CallOptions& options) {
   auto passed = arguments.take_refs();
-  if (passed.empty()) return refs.agent().call(to, function, arguments.take(), options);
-  for (const Future& granted : refs.grant(passed, to)) {
+  for (const Future& granted : passed.empty() ? std::vector<Future>() : refs.grant(passed, to)) {
     if (const CallResult& result = granted.wait(); !result) throw_call_error(result.error());
   }
-  Future future = refs.agent().call(to, function, arguments.take(), options);
-  future.then([passed = std::move(passed)](const CallResult&) {});
+  Future future = refs.agent().call(to, function, arguments.take_for(to), options);
+  if (!passed.empty()) future.then([passed = std::move(passed)](const CallResult&) {});
+  track(future, arguments.context());
   return future;
 }
 
@@ -117,7 +133,7 @@ Future call_with_refs(RefService& refs, const std::string& to, const std::string
 void reply_with_refs(RefService& refs, std::shared_ptr<Responder> responder, const std::string& receiver,
                      ValueWriter result) {
   const auto passed = result.take_refs();
-  auto message = std::make_shared<Message>(result.take());
+  auto message = std::make_shared<Message>(result.take_for(receiver));
   const std::vector<Future> grants = passed.empty() ? std::vector<Future>() : refs.grant(passed, receiver);
   if (grants.empty()) return responder->reply(std::move(*message));
   struct State {

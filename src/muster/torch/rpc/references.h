@@ -6,6 +6,7 @@
 
 #include "muster/rpc/agent.h"
 #include "muster/rpc/ref_service.h"
+#include "muster/torch/rpc/autograd.h"
 #include "muster/torch/rpc/value.h"
 
 namespace muster::rpc {
@@ -25,9 +26,9 @@ class FailedValue final : public RefValue {
 };
 
 /// Adds the functions behind fetch() and wait_for_value() to the agent.
-Result<> add_fetch(const std::shared_ptr<RefService>& refs);
-/// Gets a copy of the value of a reference, once there is one.
-Future fetch(const Ref& ref, const CallOptions& options);
+Result<> add_fetch(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd);
+/// Gets a copy of the value of a reference, once there is one. In a context, gradients flow back to the owner.
+Future fetch(const Ref& ref, const CallOptions& options, const ContextPtr& context);
 /// Waits for the value without copying it: the result is empty.
 Future wait_for_value(const Ref& ref, const CallOptions& options);
 
@@ -41,6 +42,9 @@ void begin_create(ValueWriter& out, const Ref& ref, const std::string& function)
 std::pair<RefId, std::string> read_create(ValueReader& in, RefService& refs, const WorkerInfo& caller);
 /// Reads the head of a list of so many parts.
 void expect_parts(ValueReader& in, size_t count);
+
+/// Takes note of the result of a call in a context when it arrives, whether it is read or not.
+void track(const Future& future, const ContextPtr& context);
 
 /// Calls a function with arguments that may hold references. Blocks while they are granted, which takes a round trip to
 /// their owners if these are other workers. Throws if that fails.

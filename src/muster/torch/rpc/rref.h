@@ -40,8 +40,8 @@ class TypedValue final : public WritableValue {
 
 /// Reads a message with one value.
 template <class T>
-T read_message(const Message& message, RefService& refs) {
-  ValueReader in(message, &refs);
+T read_message(const Message& message, RefService& refs, const ContextPtr& context) {
+  ValueReader in(message, &refs, RefService::kReplied, context);
   auto value = read<T>(in);
   in.finish();
   return value;
@@ -58,20 +58,25 @@ class RRef {
   bool is_owner() const { return ref_->is_owner(); }
   const RefPtr& ref() const { return ref_; }
 
+  /// Waits until there is a value. Throws as to_here() does.
+  void wait(const CallOptions& options = {}) const {
+    check_creation();
+    const CallResult ready = wait_for_value(*ref_, options).wait();
+    if (!ready) throw_call_error(ready.error());
+  }
   /// Waits for the value, and returns a copy. Throws what the function threw that should have made it.
   T to_here(const CallOptions& options = {}) const {
     check_creation();
-    const CallResult result = fetch(*ref_, options).wait();
+    const ContextPtr context = CurrentContext::current();
+    const CallResult result = fetch(*ref_, options, context).wait();
     if (!result) throw_call_error(result.error());
-    return read_message<T>(*result, *ref_->service());
+    return read_message<T>(*result, *ref_->service(), context);
   }
   /// The value itself, at the owner, for as long as the pointer lives. Waits until there is one. Its users must
   /// synchronize themselves. Throws ArgumentException at other workers, or if the value has another type.
   std::shared_ptr<T> local_value(const CallOptions& options = {}) const {
     if (!is_owner()) throw_error(Error{ErrorCode::kInvalidArgument, ref_->to_string() + " is not here: use to_here()"});
-    check_creation();
-    const CallResult ready = wait_for_value(*ref_, options).wait();
-    if (!ready) throw_call_error(ready.error());
+    wait(options);
     const auto value = std::dynamic_pointer_cast<TypedValue<T>>(value_or_throw(ref_->service()->value(ref_->id())));
     if (!value) throw_error(Error{ErrorCode::kInvalidArgument, ref_->to_string() + " has a value of another type"});
     return {value, &value->value};

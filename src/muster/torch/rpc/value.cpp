@@ -7,12 +7,16 @@
 //           | (object) length:u32 byte[length] parts:value
 //           | (ref) creator:i32 number:u64 owner_length:u32 owner:byte[owner_length]
 //
+// In a context of distributed autograd, the head begins with a record: mark:u8 context:i64 sender:i32 number:u64
+// tensors:u32 name_length:u32 name:byte[name_length]. Sender, number and name are those of the worker that sends it.
+//
 // Strings are UTF-8. An object is a pickle, and the list of the tensors and references that it refers to. A tensor's
 // elements are one segment, in C order. Its dtype is a c10::ScalarType. Little-endian. The arguments of a call are a
 // list of two values: a tuple of those by position, and a dict of those by name.
 #include "muster/torch/rpc/value.h"
 
 #include <ATen/ops/from_blob.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstring>
@@ -21,6 +25,7 @@
 #include <memory>
 
 #include "muster/torch/exception.h"
+#include "muster/torch/rpc/autograd/context.h"
 #include "muster/torch/tensor.h"
 
 namespace muster::rpc {
@@ -35,8 +40,30 @@ struct TensorHeader {
 };
 constexpr size_t kMaxDims = 64;
 
+/// Begins the record of a context. No tag has this value.
+constexpr uint8_t kContextMark = 0xAC;
+constexpr size_t kTensorCountAt = sizeof kContextMark + sizeof(int64_t) + sizeof(int32_t) + sizeof(uint64_t);
+
 [[noreturn]] void reject(const std::string& what) {
   throw_error(Error{ErrorCode::kProtocol, "a value of an RPC message is invalid: " + what});
+}
+
+/// The record of a context, and what follows it.
+std::pair<ContextRecord, ByteView> take_record(ByteView head) {
+  const auto record = [&](Reader& in) -> Result<ContextRecord> {
+    ContextRecord found;
+    MUSTER_TRY(in.get<uint8_t>());
+    MUSTER_ASSIGN(found.context, in.get<int64_t>());
+    MUSTER_ASSIGN(found.message.sender, in.get<int32_t>());
+    MUSTER_ASSIGN(found.message.number, in.get<uint64_t>());
+    MUSTER_ASSIGN(found.tensors, in.get<uint32_t>());
+    MUSTER_ASSIGN(found.sender, in.get_string());
+    return found;
+  };
+  Reader in(head);
+  auto found = record(in);
+  if (!found) reject("the record of its context is cut off");
+  return {std::move(*found), head.last(in.remaining())};
 }
 
 /// The elements of the tensor in a row, and the memory that they lie in.
@@ -56,7 +83,40 @@ const char* name(Tag tag) {
   return kNames[static_cast<size_t>(tag)];
 }
 
+// ---- contexts
+
+std::optional<ContextRecord> context_record(const Message& message) {
+  if (message.head.empty() || message.head.front() != kContextMark) return std::nullopt;
+  return take_record(ByteView(message.head)).first;
+}
+
+struct ValueReader::History {
+  std::shared_ptr<AutogradContext> context;
+  ContextRecord record;
+  size_t tensors = 0;  ///< that were read
+};
+
 // ---- writing
+
+ValueWriter::ValueWriter(std::shared_ptr<AutogradContext> context) : context_(std::move(context)) {
+  if (!context_) return;
+  const ContextRecord record = context_->new_message();
+  Writer out;
+  out.put(kContextMark).put(record.context).put<int32_t>(record.message.sender).put(record.message.number);
+  out.put(record.tensors).put_string(record.sender);
+  head_ = out.take();
+}
+
+Message ValueWriter::take_for(const std::string& to) {
+  if (!context_) return take();
+  const auto count = static_cast<uint32_t>(in_graph_.size());
+  std::memcpy(head_.data() + kTensorCountAt, &count, sizeof count);
+  edge_list edges;
+  for (const at::Tensor& tensor : in_graph_) edges.push_back(::torch::autograd::impl::gradient_edge(tensor));
+  Message message = take();
+  context_->add_sent(context_record(message)->message, to, std::move(edges));
+  return message;
+}
 
 void ValueWriter::put_raw(const void* data, size_t bytes) {
   const auto* const from = static_cast<const uint8_t*>(data);
@@ -99,6 +159,7 @@ void ValueWriter::put_tensor(const at::Tensor& tensor) {
   put_raw(&header, sizeof header);
   put_raw(tensor.sizes().data(), tensor.sizes().size() * sizeof(int64_t));
   segments_.push_back(elements_of(plain));
+  if (context_ && tensor.requires_grad()) in_graph_.push_back(tensor);
 }
 
 void ValueWriter::put_ref(const RefPtr& ref) {
@@ -121,6 +182,19 @@ Message ValueWriter::take() {
 }
 
 // ---- reading
+
+ValueReader::ValueReader(const Message& message, RefService* refs, int sender,
+                         const std::shared_ptr<AutogradContext>& context)
+    : rest_(message.head), segments_(message.segments), refs_(refs), sender_(sender) {
+  if (rest_.empty() || rest_.front() != kContextMark) return;
+  auto [record, rest] = take_record(rest_);
+  rest_ = rest;
+  if (!context || context->id() != record.context) return;
+  context->add_received(record);
+  history_ = std::make_unique<History>(History{context, std::move(record), 0});
+}
+
+ValueReader::~ValueReader() = default;
 
 template <class T>
 T ValueReader::take() {
@@ -189,7 +263,10 @@ at::Tensor ValueReader::tensor_value() {
   }
   at::Tensor tensor = at::from_blob(
       elements.data(), sizes, [elements](void*) {}, at::TensorOptions(type));
-  if (header.requires_grad != 0 && (at::isFloatingType(type) || at::isComplexType(type))) tensor.requires_grad_();
+  if (header.requires_grad == 0 || !(at::isFloatingType(type) || at::isComplexType(type))) return tensor;
+  if (!history_) return tensor.requires_grad_();
+  if (history_->tensors == history_->record.tensors) reject("more tensors than the record of its context has");
+  history_->context->set_history(history_->record, history_->tensors++, tensor);
   return tensor;
 }
 

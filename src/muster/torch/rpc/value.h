@@ -2,8 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "muster/rpc/message.h"
 #include "muster/rpc/ref_service.h"
@@ -30,6 +33,11 @@ enum class Tag : uint8_t {
 /// "a list", for messages.
 const char* name(Tag tag);
 
+class AutogradContext;
+struct ContextRecord;
+/// The record at the head of a message that was sent in a context of distributed autograd (autograd.h).
+std::optional<ContextRecord> context_record(const Message& message);
+
 /// Lists, tuples and dicts in each other, at most. It bounds the recursion of readers.
 inline constexpr int kMaxDepth = 64;
 
@@ -37,6 +45,11 @@ inline constexpr int kMaxDepth = 64;
 /// then refers to their memory.
 class ValueWriter {
  public:
+  ValueWriter() = default;
+  /// A message of a context, if there is one: it begins with a record, and gradients will flow back to its tensors.
+  explicit ValueWriter(std::shared_ptr<AutogradContext> context);
+  const std::shared_ptr<AutogradContext>& context() const { return context_; }
+
   void put_none() { put(Tag::kNone); }
   void put_bool(bool value) { put(value ? Tag::kTrue : Tag::kFalse); }
   void put_int(int64_t value);
@@ -57,6 +70,8 @@ class ValueWriter {
   /// handled.
   std::vector<RefPtr> take_refs() { return std::move(refs_); }
   Message take();
+  /// The same for a message of a context, which goes to the worker `to`.
+  Message take_for(const std::string& to);
 
  private:
   void put(Tag tag) { head_.push_back(static_cast<uint8_t>(tag)); }
@@ -67,6 +82,8 @@ class ValueWriter {
   Bytes head_;
   std::vector<Buffer> segments_;
   std::vector<RefPtr> refs_;
+  std::shared_ptr<AutogradContext> context_;
+  std::vector<at::Tensor> in_graph_;  ///< the tensors of a context that require gradients
 };
 
 /// Reads the values of one message, which nobody has checked. All functions throw ErrorException with kProtocol for
@@ -74,8 +91,11 @@ class ValueWriter {
 class ValueReader {
  public:
   /// The message must outlive the reader. `refs` and `sender` are needed for references (RefService::receive()).
-  explicit ValueReader(const Message& message, RefService* refs = nullptr, int sender = RefService::kReplied)
-      : rest_(message.head), segments_(message.segments), refs_(refs), sender_(sender) {}
+  /// `context`: the one that the message belongs to. Without it, its tensors have no history.
+  explicit ValueReader(const Message& message, RefService* refs = nullptr, int sender = RefService::kReplied,
+                       const std::shared_ptr<AutogradContext>& context = nullptr);
+  ~ValueReader();
+  ValueReader(const ValueReader&) = delete;
 
   Tag peek() const;
   Tag next();
@@ -105,6 +125,8 @@ class ValueReader {
   const std::vector<Buffer>& segments_;
   RefService* const refs_;
   const int sender_;
+  struct History;
+  std::unique_ptr<History> history_;  ///< if the message belongs to a context
 };
 
 }  // namespace muster::rpc

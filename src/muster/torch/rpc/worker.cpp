@@ -1,15 +1,22 @@
 #include "muster/torch/rpc/worker.h"
 
+#include "muster/torch/rpc/optimizer.h"
+
 namespace muster::rpc {
 
 Worker::Worker(std::shared_ptr<Agent> agent)
-    : agent_(std::move(agent)), refs_(value_or_throw(RefService::start(agent_, {}))) {
-  value_or_throw(add_fetch(refs_));
-  const auto create = [weak = std::weak_ptr(refs_), makers = makers_](const Request& request, Responder responder) {
+    : agent_(std::move(agent)),
+      refs_(value_or_throw(RefService::start(agent_, {}))),
+      autograd_(value_or_throw(Autograd::start(agent_))) {
+  value_or_throw(add_fetch(refs_, autograd_));
+  const auto create = [weak = std::weak_ptr(refs_), weak_autograd = std::weak_ptr(autograd_), makers = makers_](
+                          const Request& request, Responder responder) {
     const auto refs = weak.lock();
-    if (!refs) return;
+    const auto autograd = weak_autograd.lock();
+    if (!refs || !autograd) return;
     try {
-      ValueReader in(request.arguments, refs.get(), request.from.id);
+      const CurrentContext context(autograd->context_of(request.arguments));
+      ValueReader in(request.arguments, refs.get(), request.from.id, CurrentContext::current());
       const auto [id, function] = read_create(in, *refs, request.from);
       std::shared_ptr<RefValue> value;
       try {
@@ -33,9 +40,13 @@ Worker::Worker(std::shared_ptr<Agent> agent)
     }
   };
   value_or_throw(agent_->add_function(kCreate, create, {}));
+  add_optimizer_functions(*this);
 }
 
-Worker::~Worker() { refs_->stop(); }
+Worker::~Worker() {
+  autograd_->stop();
+  refs_->stop();
+}
 
 std::unique_ptr<Worker> Worker::start(std::shared_ptr<Store> store, EndpointOptions options, const Setup& setup) {
   const auto join = [&](EndpointOptions given) { return start_endpoint(std::move(store), std::move(given)); };
@@ -67,19 +78,22 @@ std::unique_ptr<Worker> Worker::start(const Start& start, EndpointOptions option
 
 void Worker::add_handler(const std::string& name, const std::function<void(ValueReader&, ValueWriter&)>& body,
                          Maker maker, FunctionOptions options) {
-  const auto handler = [weak = std::weak_ptr(refs_), body](const Request& request, Responder given) {
+  const auto handler = [weak = std::weak_ptr(refs_), weak_autograd = std::weak_ptr(autograd_), body](
+                           const Request& request, Responder given) {
     const auto refs = weak.lock();
-    if (!refs) return;
+    const auto autograd = weak_autograd.lock();
+    if (!refs || !autograd) return;
     const auto responder = std::make_shared<Responder>(std::move(given));
-    ValueWriter out;
     try {
-      ValueReader in(request.arguments, refs.get(), request.from.id);
+      const CurrentContext context(autograd->context_of(request.arguments));
+      ValueReader in(request.arguments, refs.get(), request.from.id, CurrentContext::current());
+      ValueWriter out(CurrentContext::current());
       expect_parts(in, 2);
       body(in, out);
+      reply_with_refs(*refs, responder, request.from.name, std::move(out));
     } catch (...) {
-      return responder->fail(current_call_error());
+      responder->fail(current_call_error());
     }
-    reply_with_refs(*refs, responder, request.from.name, std::move(out));
   };
   value_or_throw(agent_->add_function(name, handler, options));
   const std::lock_guard lock(makers_->mutex);

@@ -12,6 +12,7 @@
 
 #include "muster/rpc/endpoint.h"
 #include "muster/rpc/ref_service.h"
+#include "muster/torch/rpc/autograd.h"
 #include "muster/torch/rpc/codec.h"
 #include "muster/torch/rpc/references.h"
 #include "muster/torch/rpc/remote_error.h"
@@ -64,30 +65,32 @@ auto apply(const F& function, Arguments arguments) {
 template <class T>
 class TypedFuture {
  public:
-  TypedFuture(Future future, std::shared_ptr<RefService> refs) : future_(std::move(future)), refs_(std::move(refs)) {}
+  TypedFuture(Future future, std::shared_ptr<RefService> refs, ContextPtr context)
+      : future_(std::move(future)), refs_(std::move(refs)), context_(std::move(context)) {}
 
   bool done() const { return future_.done(); }
   /// Waits, and returns the result. Throws RemoteException if the function threw, ArgumentException if the result is no
   /// T, and ErrorException for other failures. May be called several times, but only once if T has references.
-  T wait() const { return result_of(future_.wait(), *refs_); }
+  T wait() const { return result_of(future_.wait(), *refs_, context_); }
   /// Calls back once the call has ended, as Future::then() does. The argument is a function that does what wait() does:
   /// `future.then([](auto result) { use(result()); })`.
   template <class F>
   void then(F callback) const {
-    future_.then([callback = std::move(callback), refs = refs_](const CallResult& result) mutable {
-      callback([&result, &refs] { return result_of(result, *refs); });
+    future_.then([callback = std::move(callback), refs = refs_, context = context_](const CallResult& result) mutable {
+      callback([&] { return result_of(result, *refs, context); });
     });
   }
   void cancel() const { future_.cancel(); }
 
  private:
-  static T result_of(const CallResult& result, RefService& refs) {
+  static T result_of(const CallResult& result, RefService& refs, const ContextPtr& context) {
     if (!result) throw_call_error(result.error());
-    if constexpr (!std::is_void_v<T>) return read_message<T>(*result, refs);
+    if constexpr (!std::is_void_v<T>) return read_message<T>(*result, refs, context);
   }
 
   Future future_;
   std::shared_ptr<RefService> refs_;
+  ContextPtr context_;  ///< that was current when the call was made, or null
 };
 
 /// A process that takes part in remote calls, for C++ types: its functions, its calls, and its references. Thread-safe.
@@ -105,6 +108,7 @@ class Worker {
 
   Agent& agent() const { return *agent_; }
   const std::shared_ptr<RefService>& refs() const { return refs_; }
+  const std::shared_ptr<Autograd>& autograd() const { return autograd_; }
 
   /// Makes a function callable by name, from C++ and from Python: `worker.add_function("add", [](at::Tensor a, double
   /// b) { return a + b; })`. Calls may run at the same time. An exception travels to the caller. A function whose
@@ -117,10 +121,10 @@ class Worker {
   template <class T, class... Args>
   TypedFuture<T> rpc_async(const std::string& to, const std::string& function, const CallOptions& options,
                            const Args&... arguments) const {
-    ValueWriter out;
+    ValueWriter out(CurrentContext::current());
     out.begin_list(2);
     detail::write_arguments(out, arguments...);
-    return {call_with_refs(*refs_, to, function, std::move(out), options), refs_};
+    return {call_with_refs(*refs_, to, function, std::move(out), options), refs_, CurrentContext::current()};
   }
   /// The same, but waits. Throws as TypedFuture::wait() does.
   template <class T, class... Args>
@@ -133,7 +137,7 @@ class Worker {
   RRef<T> remote(const std::string& to, const std::string& function, const CallOptions& options,
                  const Args&... arguments) const {
     const RefPtr ref = refs_->create(to);
-    ValueWriter out;
+    ValueWriter out(CurrentContext::current());
     begin_create(out, *ref, function);
     detail::write_arguments(out, arguments...);
     out.begin_dict(0);
@@ -164,6 +168,7 @@ class Worker {
 
   std::shared_ptr<Agent> agent_;
   std::shared_ptr<RefService> refs_;
+  std::shared_ptr<Autograd> autograd_;
   std::shared_ptr<Makers> makers_ = std::make_shared<Makers>();
 };
 

@@ -1,0 +1,194 @@
+#include "muster/torch/rpc/autograd/pass_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/torch/rpc/autograd/pass_wire.h"
+#include "muster/torch/rpc/remote_error.h"
+
+namespace muster::rpc {
+namespace {
+
+/// A worker that has waited for so long asks again for the answers that it misses.
+constexpr Duration kAskAgain = 500ms;
+/// A wait for parts looks for changes so often.
+constexpr Duration kLookInterval = 50ms;
+
+CallError aborted(std::string why) { return CallError{Error{ErrorCode::kAborted, std::move(why)}, {}, {}}; }
+
+}  // namespace
+
+PassRunner::PassRunner(std::shared_ptr<Agent> agent, const Options& options, std::unique_ptr<BackwardPass> pass)
+    : agent_(std::move(agent)), options_(options), pass_(std::move(pass)), moved_(steady_clock().now()) {}
+
+bool PassRunner::has_ended() const {
+  const std::lock_guard lock(mutex_);
+  return phase_ == Phase::kFailed || (phase_ == Phase::kAnswered && pass_->is_ended());
+}
+
+void PassRunner::start() {
+  Lock lock(mutex_);
+  advance(lock);
+}
+
+/// Waiting for a call drives the agent's links in this thread, which is faster than waiting for another thread.
+bool PassRunner::wait_until(const Deadline& until) {
+  while (!has_ended() && !until.passed()) {
+    const Deadline soon = Deadline::at(std::min(until.when(), steady_clock().now() + kLookInterval));
+    Lock lock(mutex_);
+    const auto pending = std::ranges::find_if(parts_, [](const Future& part) { return !part.done(); });
+    if (pending == parts_.end()) {
+      if (phase_ == Phase::kRunning || !pass_->is_ended()) changed_.wait_for(lock, soon.left());
+      continue;
+    }
+    const Future part = *pending;
+    lock.unlock();
+    part.wait_until(soon);
+  }
+  return has_ended();
+}
+
+void PassRunner::check() const {
+  const std::lock_guard lock(mutex_);
+  if (thrown_) std::rethrow_exception(thrown_);
+  if (error_) throw_call_error(*error_);
+}
+
+void PassRunner::receive(const Request& request, Responder responder, std::optional<LocalGraph::Gradients> answer,
+                         const std::vector<MessageId>& expected) {
+  Lock lock(mutex_);
+  if (phase_ == Phase::kFailed) {
+    const CallError why = *error_;
+    lock.unlock();
+    return responder.fail(why);
+  }
+  moved_ = steady_clock().now();
+  pass_->receive(request.from.name, std::move(answer), expected);
+  // The worker that has begun the pass waits for nobody, so it is never engaged.
+  const bool engages = !engaged_by_ && options_.id.initiator != agent_->self().id;
+  if (engages) {
+    engaged_by_.emplace(
+        Engagement{{request.from, request.function, {}, request.deadline, request.canceled_}, std::move(responder)});
+  }
+  advance(lock);
+  lock.unlock();
+  if (!engages) responder.reply({});
+}
+
+void PassRunner::add_late(const MessageId& message, const std::string& from) {
+  Lock lock(mutex_);
+  if (phase_ != Phase::kRunning) return;
+  pass_->add_late(message, from);
+  advance(lock);
+}
+
+/// Only one thread at a time is here. The others leave their work to it.
+void PassRunner::advance(Lock& lock) {
+  if (std::exchange(advancing_, true)) return;
+  while (phase_ != Phase::kFailed && step(lock)) {
+  }
+  advancing_ = false;
+  if (phase_ == Phase::kAnswered && pass_->is_ended()) end(lock);
+}
+
+bool PassRunner::step(Lock& lock) {
+  const auto unlocked = [&](const auto& run) {
+    lock.unlock();
+    try {
+      run();
+      lock.lock();
+    } catch (...) {
+      const CallError error = options_.describe();
+      lock.lock();
+      fail(lock, error, std::current_exception());
+    }
+  };
+  if (auto arrived = pass_->begin_run()) {
+    std::vector<LocalGraph::Gradients> answers;
+    unlocked([&] { answers = pass_->graph().run(std::move(*arrived)); });
+    pass_->end_run(std::move(answers));
+    return true;
+  }
+  if (auto part = pass_->next_part()) {
+    unlocked([&] { send(std::move(*part)); });
+    return true;
+  }
+  if (phase_ != Phase::kRunning || !pass_->is_answered()) return false;
+  unlocked([graph = pass_->take_graph()] { graph->finish(); });
+  if (phase_ == Phase::kRunning) phase_ = Phase::kAnswered;
+  return true;
+}
+
+void PassRunner::send(BackwardPass::Part part) {
+  PassPart message{options_.context, options_.id, options_.retain_graph, std::move(part.answer),
+                   std::move(part.expected)};
+  const CallOptions options{.timeout = std::max(options_.deadline.left(), Duration(1ms))};
+  const Future sent = agent_->call(part.to, kPassPart, encode(std::move(message)), options);
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(parts_, [](const Future& each) { return each.done(); });
+    parts_.push_back(sent);
+  }
+  sent.then([self = shared_from_this()](const CallResult& result) { self->on_acknowledged(result); });
+}
+
+void PassRunner::on_acknowledged(const CallResult& result) {
+  Lock lock(mutex_);
+  pass_->acknowledge();
+  if (!result) return fail(lock, result.error(), nullptr);
+  if (advancing_ || phase_ != Phase::kAnswered || !pass_->is_ended()) return;
+  end(lock);
+}
+
+void PassRunner::end(Lock& lock) {
+  changed_.notify_all();
+  if (!engaged_by_) return;
+  std::optional<Engagement> engaged_by = std::exchange(engaged_by_, std::nullopt);
+  lock.unlock();
+  engaged_by->responder.reply({});
+  lock.lock();
+}
+
+void PassRunner::fail(CallError why) {
+  Lock lock(mutex_);
+  fail(lock, std::move(why), nullptr);
+}
+
+void PassRunner::fail(Lock& lock, CallError why, std::exception_ptr thrown) {
+  if (phase_ == Phase::kFailed || (phase_ == Phase::kAnswered && pass_->is_ended())) return;
+  phase_ = Phase::kFailed;
+  error_ = std::move(why);
+  thrown_ = std::move(thrown);
+  changed_.notify_all();
+  std::optional<Engagement> engaged_by = std::exchange(engaged_by_, std::nullopt);
+  const std::set<std::string> peers = pass_->peers();
+  const Message abort = encode(PassAbort{options_.context, options_.id, error_->error.to_string()});
+  const CallError reason = *error_;
+  lock.unlock();
+  if (engaged_by) engaged_by->responder.fail(reason);
+  for (const std::string& peer : peers) {
+    (void)agent_->call(peer, kPassAbort, abort, {.timeout = 5s, .one_way = true});
+  }
+  lock.lock();
+}
+
+void PassRunner::look_after() {
+  Lock lock(mutex_);
+  if (phase_ == Phase::kFailed || (phase_ == Phase::kAnswered && pass_->is_ended())) return;
+  if (options_.deadline.passed()) {
+    const std::string missing = pass_->missing();
+    const std::string why = "the backward pass has not ended in time" +
+                            (missing.empty() ? std::string() : "; gradients are missing from " + missing);
+    return fail(lock, CallError{Error{ErrorCode::kTimeout, why}, {}, {}}, nullptr);
+  }
+  if (engaged_by_ && engaged_by_->request.canceled()) {
+    return fail(lock, aborted(engaged_by_->request.from.to_string() + " does not wait for its backward pass any more"),
+                nullptr);
+  }
+  if (phase_ != Phase::kRunning || steady_clock().now() - moved_ < kAskAgain) return;
+  moved_ = steady_clock().now();
+  pass_->ask_again();
+  advance(lock);
+}
+
+}  // namespace muster::rpc

@@ -1,0 +1,125 @@
+// Distributed autograd and optimizers in C++: three workers in one process. tests/python/test_rpc_autograd.py has more
+// cases, among them faults.
+#include "muster/torch/rpc/autograd.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/optim/sgd.h>
+
+#include <thread>
+
+#include "muster/torch/rpc/optimizer.h"
+#include "rpc_workers.h"
+
+namespace muster::rpc {
+namespace {
+
+at::Tensor parameter(std::initializer_list<double> values) {
+  return at::tensor(at::ArrayRef<double>(values), at::kDouble).requires_grad_();
+}
+
+class RpcAutograd : public RpcWorkers {
+ protected:
+  void SetUp() override {
+    b_.add_function("scale", [weight = weight_b_](const at::Tensor& x) { return x * weight; });
+    b_.add_function("scale at c", [this](const at::Tensor& x) {
+      return b_.rpc_sync<at::Tensor>("c", "scale", {}, x * weight_b_) + x;
+    });
+    b_.add_function("weight", [this] { return b_.own(weight_b_); });
+    c_.add_function("scale", [weight = weight_c_](const at::Tensor& x) { return x * weight; });
+    c_.add_function("weight", [this] { return c_.own(weight_c_); });
+    c_.add_function("square", [](const at::Tensor& x) { return x * x; });
+  }
+  const at::Tensor x_ = parameter({1, 2, 3});
+  const at::Tensor weight_b_ = parameter({0.5, -1, 2});
+  const at::Tensor weight_c_ = parameter({3, 1, -0.25});
+};
+
+TEST_F(RpcAutograd, GradientsAreThoseOfOneProcess) {
+  at::Tensor found_b, found_c;
+  b_.add_function("gradient",
+                  [&](int64_t context) { return gradients_of(*b_.autograd()->find(context)).at(0).second; });
+  c_.add_function("gradient",
+                  [&](int64_t context) { return gradients_of(*c_.autograd()->find(context)).at(0).second; });
+  {
+    const AutogradScope scope(a_);
+    const auto y = a_.rpc_sync<at::Tensor>("b", "scale at c", {}, x_.exp());
+    const auto z = a_.remote<at::Tensor>("c", "square", {}, y * x_);
+    scope.backward({z.to_here().sum()});
+    const at::Tensor found_x = scope.gradient(x_);
+    found_b = a_.rpc_sync<at::Tensor>("b", "gradient", {}, scope.id());
+    found_c = a_.rpc_sync<at::Tensor>("c", "gradient", {}, scope.id());
+
+    const at::Tensor local = (x_.exp() * weight_b_ * weight_c_ + x_.exp()) * x_;
+    const auto expected = ::torch::autograd::grad({(local * local).sum()}, {x_, weight_b_, weight_c_});
+    EXPECT_TRUE(at::allclose(found_x, expected[0]));
+    EXPECT_TRUE(at::allclose(found_b, expected[1]));
+    EXPECT_TRUE(at::allclose(found_c, expected[2]));
+    EXPECT_FALSE(x_.grad().defined());
+  }
+  const Deadline deadline = Deadline::after(10s);
+  for (const Worker* worker : {&a_, &b_, &c_}) {
+    while (worker->autograd()->count() > 0 && !deadline.passed()) std::this_thread::yield();
+    EXPECT_EQ(worker->autograd()->count(), 0) << worker->agent().self().name;
+  }
+}
+
+TEST_F(RpcAutograd, ThreadsHaveContextsOfTheirOwn) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      const at::Tensor own = parameter({1.0 + i, 2, 3});
+      for (int step = 0; step < 20; ++step) {
+        const AutogradScope scope(a_);
+        scope.backward({a_.rpc_sync<at::Tensor>("b", "scale at c", {}, own).sum()});
+        EXPECT_TRUE(at::allclose(scope.gradient(own), weight_b_ * weight_c_ + 1));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(RpcAutograd, WrongUse) {
+  const AutogradScope scope(a_);
+  EXPECT_THROW(scope.backward({at::ones(1)}), ArgumentException);
+  EXPECT_THROW(scope.backward({x_}), ArgumentException);
+  const auto received = a_.rpc_sync<at::Tensor>("b", "scale", {}, x_);
+  EXPECT_THROW(::torch::autograd::backward({received.sum()}, {}), ArgumentException);
+  EXPECT_FALSE(scope.gradient(x_).defined());
+  scope.backward({received.sum()});
+  EXPECT_THROW(scope.backward({received.sum()}), c10::Error);  // the graph was not kept
+}
+
+TEST_F(RpcAutograd, OptimizersUpdateParametersWhereTheyAre) {
+  const at::Tensor local_b = weight_b_.detach().clone().requires_grad_();
+  const at::Tensor local_c = weight_c_.detach().clone().requires_grad_();
+  ::torch::optim::SGD local({local_b, local_c}, ::torch::optim::SGDOptions(0.1).momentum(0.9));
+  const std::vector<RRef<at::Tensor>> parameters = {a_.rpc_sync<RRef<at::Tensor>>("b", "weight", {}),
+                                                    a_.rpc_sync<RRef<at::Tensor>>("c", "weight", {})};
+  const DistributedOptimizer optimizer(a_, "SGD", parameters, {{"lr", 0.1}, {"momentum", 0.9}});
+  for (int step = 0; step < 5; ++step) {
+    const AutogradScope scope(a_);
+    scope.backward({a_.rpc_sync<at::Tensor>("b", "scale at c", {}, x_).sum()});
+    optimizer.step(scope.id());
+    local.zero_grad();
+    (x_ * local_b * local_c + x_).sum().backward();
+    local.step();
+  }
+  EXPECT_TRUE(at::allclose(weight_b_, local_b));
+  EXPECT_TRUE(at::allclose(weight_c_, local_c));
+  for (const char* kind : {"Adam", "AdamW", "Adagrad", "RMSprop"}) {
+    const DistributedOptimizer another(a_, kind, parameters, {{"lr", 0.1}, {"weight_decay", 0.1}});
+    const at::Tensor before = weight_c_.detach().clone();
+    const AutogradScope scope(a_);
+    scope.backward({a_.rpc_sync<at::Tensor>("c", "scale", {}, x_).sum()});
+    another.step(scope.id());
+    EXPECT_FALSE(at::allclose(weight_c_, before)) << kind;
+  }
+  EXPECT_THROW(DistributedOptimizer(a_, "SGD", {}, {}), ArgumentException);
+  EXPECT_THROW(DistributedOptimizer(a_, "Nothing", parameters, {}), ErrorException);
+  EXPECT_THROW(DistributedOptimizer(a_, "SGD", parameters, {{"beta1", 0.9}}), ErrorException);
+}
+
+}  // namespace
+}  // namespace muster::rpc
