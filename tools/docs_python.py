@@ -7,7 +7,10 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 
-MODULES = ["muster", "muster.nn", "muster.hooks", "muster.optim", "muster.rpc", "muster.errors"]
+MODULES = [
+    *("muster", "muster.nn", "muster.hooks", "muster.optim"),
+    *("muster.rpc", "muster.rpc.autograd", "muster.rpc.optim", "muster.errors"),
+]
 
 
 def page(module_name: str) -> str:

@@ -7,11 +7,13 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import forks
 import pytest
 import torch
+import torch.distributed as dist
 from rpc_workers import run_workers
 from torch import nn
 
@@ -414,3 +416,33 @@ def _modules(rank: int) -> None:
 
 def test_modules_and_optimizers_that_fail() -> None:
     run_workers(3, _modules)
+
+
+# ---- DistributedDataParallel
+
+
+def _ddp(rank: int, folder: str) -> None:
+    if rank == 2:
+        return  # the server
+    torch.manual_seed(0)
+    dist.init_process_group("muster", store=dist.FileStore(f"{folder}/ddp"), world_size=2, rank=rank)
+    local = nn.Linear(3, 3)
+    shared = nn.parallel.DistributedDataParallel(nn.Linear(3, 3))
+    shared.module.load_state_dict(local.state_dict())
+    inputs = torch.rand(2, 4, 3)
+    own = parameter("bias", 3)
+    for _ in range(3):
+        with autograd.context() as context_id:
+            autograd.backward(context_id, [rpc.rpc_sync("w2", scale, args=(shared(inputs[rank]) + own, "y")).sum()])
+            found = autograd.get_gradients(context_id)
+        loss = sum(((local(each) + own) * parameter("y", 3)).sum() for each in inputs) / 2
+        wanted = torch.autograd.grad(loss, [local.weight, local.bias])
+        torch.testing.assert_close([found[param] for param in shared.parameters()], list(wanted))
+        torch.testing.assert_close(found[own], 4 * parameter("y", 3))
+        assert all(param.grad is None for param in shared.parameters())
+    _wait_for_no_contexts(f"w{rank}")
+    dist.destroy_process_group()
+
+
+def test_a_part_of_the_model_is_wrapped_in_ddp(tmp_path: Path) -> None:
+    run_workers(3, _ddp, str(tmp_path))

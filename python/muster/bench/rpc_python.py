@@ -24,6 +24,7 @@ from muster.bench.report import BenchFailedError, Row
 
 LIBRARIES = ("muster", "tensorpipe")
 _ECHOES = (("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("64 MiB", 64 << 20))
+BACKWARD = "backward, there and back"
 _IN_FLIGHT = 256
 _TRAINERS, _ROWS, _WIDTH, _TABLE_ROWS = 4, 128, 64, 100_000
 _TIMEOUT = 600.0  # of one library
@@ -67,6 +68,10 @@ def _run(name: str, quick: bool) -> dict[str, float]:
 
 def echo(value: Any) -> Any:
     return value
+
+
+def double(value: torch.Tensor) -> torch.Tensor:
+    return 2 * value
 
 
 def pull(rows: torch.Tensor) -> torch.Tensor:
@@ -119,7 +124,25 @@ def _measure_calls(rpc: Any, quick: bool) -> dict[str, float]:
         rounds = max(4, min(count, (100 << 20) // size if quick else (1 << 30) // size))
         call = lambda tensors=tensors, sent=sent: rpc.rpc_sync("w1", echo, (tensors[next(sent) % 4],))  # noqa: E731
         figures[f"echo of {name}"] = 1e6 * _seconds_each(call, rounds)
+    figures[BACKWARD] = 1e6 * _measure_backward(rpc, 50 if quick else 1000)
     return figures
+
+
+def _measure_backward(rpc: Any, count: int) -> float:
+    """The median time of backward() through one call of another worker."""
+    if rpc is muster_rpc:
+        autograd: Any = muster_rpc.autograd
+    else:
+        import torch.distributed.autograd as autograd  # type: ignore[no-redef]
+    value = torch.ones(1, requires_grad=True)
+    seconds = []
+    for _ in range(count):
+        with autograd.context() as context_id:
+            result = rpc.rpc_sync("w1", double, (value,))
+            start = time.perf_counter()
+            autograd.backward(context_id, [result])
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
 
 
 def _seconds_each(call: Callable[[], Any], count: int) -> float:
