@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 import time
@@ -14,6 +13,8 @@ import forks
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rpc_workers import run_workers
 from torch import nn
 
@@ -48,7 +49,7 @@ def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def through(value: torch.Tensor, name: str, path: list[str]) -> torch.Tensor:
     """Scales here, and then at the workers of the path."""
     value = value * parameter(name, 3)
-    return rpc.rpc_sync(path[0], through, args=(value, name, path[1:])) if path else value
+    return rpc.rpc_sync(path[0], through, args=(value, f"{name} twice", path[1:])) if path else value
 
 
 @rpc.export
@@ -221,12 +222,14 @@ def _chain(rank: int) -> None:
         return
     x = parameter("x", 3)
     with autograd.context() as context_id:
-        value = rpc.rpc_sync("w1", through, args=(x, "y", ["w2", "w3", "w1", "w0"]))
+        path = ["w2", "w3", "w1", "w0"]
+        value = rpc.rpc_sync("w1", through, args=(x, "y", path))
         autograd.backward(context_id, [value.sum()])
-        y = parameter("y", 3)
-        for worker, times in {"w0": 1, "w1": 2, "w2": 1, "w3": 1}.items():
-            found = rpc.rpc_sync(worker, gradient, args=(context_id, "y"))
-            torch.testing.assert_close(found, times * x * y**4)
+        names = ["y" + " twice" * times for times in range(5)]
+        local = x
+        for name in names:
+            local = local * parameter(name, 3)
+        _check_gradients(context_id, local.sum(), {"x": "w0", **dict(zip(names, ["w1", *path], strict=True))})
     _wait_for_no_contexts("w0", "w1", "w2", "w3")
 
 
@@ -234,35 +237,46 @@ def test_a_call_that_passes_through_four_workers() -> None:
     run_workers(4, _chain)
 
 
-def _random_graphs(rank: int, graphs: int) -> None:
-    """All workers begin contexts at the same time."""
-    for graph in range(graphs):
-        choose = random.Random(1000 * rank + graph)
+Step = tuple[str, int, int, int]  # what to do, at which worker, with which of the values so far
+
+
+def _random_graphs(rank: int, graphs: list[list[list[Step]]]) -> None:
+    """All workers begin contexts at the same time. Each has graphs of its own."""
+    for steps in graphs[rank]:
         name = f"of {rank}"
+        places = {name: f"w{rank}"}
+        remote, local = [parameter(name, 3)], [parameter(name, 3)]
         with autograd.context() as context_id:
-            places = {name: f"w{rank}"}
-            remote, local = [parameter(name, 3)], [parameter(name, 3)]
-            for _ in range(choose.randint(1, 12)):
-                worker = f"w{choose.randrange(4)}"
-                a, b = choose.randrange(len(remote)), choose.randrange(len(remote))
-                if choose.random() < 0.3:
+            for kind, index, first, second in steps:
+                worker, a, b = f"w{index}", first % len(remote), second % len(remote)
+                scaled = f"{rank} at {worker}"
+                if kind == "add there":
                     remote.append(rpc.rpc_sync(worker, add, args=(remote[a], remote[b])))
                     local.append(local[a] + local[b])
-                elif choose.random() < 0.3:
+                elif kind == "multiply here":
                     remote.append((remote[a] * remote[b]).tanh())
                     local.append((local[a] * local[b]).tanh())
                 else:
-                    scaled = f"{rank} at {worker}"
-                    remote.append(rpc.rpc_sync(worker, scale, args=(remote[a], scaled)))
+                    path = [f"w{(index + 1) % 4}"] if kind == "scale at two" else []
+                    remote.append(rpc.rpc_sync(worker, through, args=(remote[a], scaled, path)))
                     local.append(local[a] * parameter(scaled, 3))
                     places[scaled] = worker
-            count = choose.randint(1, len(remote))
+                    if path:
+                        local[-1] = local[-1] * parameter(f"{scaled} twice", 3)
+                        places[f"{scaled} twice"] = path[0]
+            count = 1 + steps[0][1] % len(remote)
             autograd.backward(context_id, [value.sum() for value in remote[-count:]])
             _check_gradients(context_id, sum(value.sum() for value in local[-count:]), places)  # type: ignore[arg-type]
 
 
-def test_random_graphs_of_four_workers_at_the_same_time() -> None:
-    run_workers(4, _random_graphs, 25)
+_KINDS = st.sampled_from(["add there", "multiply here", "scale", "scale at two"])
+_STEPS = st.lists(st.tuples(_KINDS, st.integers(0, 3), st.integers(0, 11), st.integers(0, 11)), min_size=1, max_size=12)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.lists(st.lists(_STEPS, min_size=4, max_size=6), min_size=4, max_size=4))
+def test_gradients_of_random_graphs_equal_those_of_one_process(graphs: list[list[list[Step]]]) -> None:
+    run_workers(4, _random_graphs, graphs)
 
 
 # ---- faults

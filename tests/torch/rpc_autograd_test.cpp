@@ -9,6 +9,7 @@
 
 #include <thread>
 
+#include "muster/base/random.h"
 #include "muster/torch/rpc/optimizer.h"
 #include "rpc_workers.h"
 
@@ -119,6 +120,55 @@ TEST_F(RpcAutograd, OptimizersUpdateParametersWhereTheyAre) {
   EXPECT_THROW(DistributedOptimizer(a_, "SGD", {}, {}), ArgumentException);
   EXPECT_THROW(DistributedOptimizer(a_, "Nothing", parameters, {}), ErrorException);
   EXPECT_THROW(DistributedOptimizer(a_, "SGD", parameters, {{"beta1", 0.9}}), ErrorException);
+}
+
+TEST_F(RpcAutograd, DamagedTensorsOfAContextAreRefused) {
+  const ContextPtr sender = a_.autograd()->create();
+  ValueWriter out(sender);
+  write(out, std::pair{x_ * 2, weight_b_});
+  const Message whole = out.take_for("b");
+  const ContextPtr context = b_.autograd()->context_of(whole);
+  Random random(7);
+  int refused = 0;
+  for (int round = 0; round < 10'000; ++round) {
+    Message damaged = whole;
+    damaged.head[random.below(damaged.head.size())] = static_cast<uint8_t>(random.next());
+    if (round % 4 == 0) damaged.head.resize(random.below(damaged.head.size()));
+    try {
+      ValueReader in(damaged, nullptr, 0, context);
+      const auto [a, b] = read<std::pair<at::Tensor, at::Tensor>>(in);
+      in.finish();
+      EXPECT_EQ(a.numel(), 3);
+    } catch (const ErrorException&) {
+      ++refused;
+    } catch (const c10::Error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 5'000);
+}
+
+/// Calls the functions of references and of autograd with bytes that nobody would send.
+TEST_F(RpcAutograd, DamagedMessagesOfProtocolsAreRefused) {
+  Random random(9);
+  std::vector<Future> calls;
+  for (int round = 0; round < 3'000; ++round) {
+    for (const char* function : {"muster.autograd.part", "muster.autograd.abort", "muster.autograd.release",
+                                 "muster.autograd.exists", "muster.ref.grant", "muster.ref.release", "muster.ref.renew",
+                                 "muster.ref.fetch", "muster.ref.wait", "muster.ref.create", "muster.optim.step"}) {
+      Message message;
+      message.head.resize(random.below(60));
+      // Small numbers, so that counts, lengths and flags are often valid.
+      for (uint8_t& byte : message.head) byte = static_cast<uint8_t>(random.below(random.chance(0.8) ? 3 : 256));
+      calls.push_back(a_.agent().call("b", function, std::move(message), {.timeout = 1s}));
+    }
+    if (calls.size() < 500) continue;
+    for (const Future& call : calls) call.wait();
+    calls.clear();
+  }
+  const AutogradScope scope(a_);
+  scope.backward({a_.rpc_sync<at::Tensor>("b", "scale", {}, x_).sum()});
+  EXPECT_TRUE(at::allclose(scope.gradient(x_), weight_b_));
 }
 
 }  // namespace
