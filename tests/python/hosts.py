@@ -223,6 +223,33 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         yield first, second
 
 
+SECRET = "00112233445566778899aabbccddeeff"
+
+
+def run_on(
+    hosts: tuple[Host, Host],
+    binary: Path,
+    script: list[str | Path],
+    nproc: int = 2,
+    options: tuple[str, ...] = (),
+    meeting: str = "",
+) -> list[tuple[int, str]]:
+    """Starts one agent on each host, with the rendezvous at the first host or at the URL `meeting`. Returns their exit
+    statuses and outputs."""
+    agents = []
+    for node, host in enumerate(hosts):
+        command = [binary, "run", "--nnodes", "2", "--nproc-per-node", str(nproc)]
+        first = ["--node-rank", str(node), "--master-addr", hosts[0].address, "--master-port", "29500"]
+        command += [*(["--rdzv-endpoint", meeting] if meeting else first), *options, *script]
+        agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
+    try:
+        outputs = [agent.communicate(timeout=240)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    return [(agent.returncode, output) for agent, output in zip(agents, outputs, strict=True)]
+
+
 class LossyNetwork:
     """The network between two hosts: it loses, delays and reorders packets, or drops all of them."""
 

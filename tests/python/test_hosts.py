@@ -9,41 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import Host, ip, two_hosts, two_lossy_hosts
+from hosts import SECRET, Host, ip, run_on, two_hosts, two_lossy_hosts
 from launching import START_TIMEOUT, TIMEOUT, wait_until
 from lossy_training import Training
-
-SECRET = "00112233445566778899aabbccddeeff"
 
 
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
     with two_hosts() as pair:
         yield pair
-
-
-def run_on(
-    hosts: tuple[Host, Host],
-    binary: Path,
-    script: list[str | Path],
-    nproc: int = 2,
-    options: tuple[str, ...] = (),
-    meeting: str = "",
-) -> list[tuple[int, str]]:
-    """Starts one agent on each host, with the rendezvous at the first host or at the URL `meeting`. Returns their exit
-    statuses and outputs."""
-    agents = []
-    for node, host in enumerate(hosts):
-        command = [binary, "run", "--nnodes", "2", "--nproc-per-node", str(nproc)]
-        first = ["--node-rank", str(node), "--master-addr", hosts[0].address, "--master-port", "29500"]
-        command += [*(["--rdzv-endpoint", meeting] if meeting else first), *options, *script]
-        agents.append(host.start(command, env={"MUSTER_SECRET": SECRET}))
-    try:
-        outputs = [agent.communicate(timeout=240)[0] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-    return [(agent.returncode, output) for agent, output in zip(agents, outputs, strict=True)]
 
 
 def test_the_demo_trains_across_two_hosts(
