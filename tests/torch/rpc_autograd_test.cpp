@@ -81,6 +81,16 @@ TEST_F(RpcAutograd, ThreadsHaveContextsOfTheirOwn) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST_F(RpcAutograd, CoroutinesStayInTheirContext) {
+  b_.add_function("scale later", [this](const at::Tensor& x) -> Task<at::Tensor> {
+    const auto once = co_await b_.rpc_async<at::Tensor>("c", "scale", {}, x * weight_b_);
+    co_return co_await b_.rpc_async<at::Tensor>("c", "scale", {}, once);
+  });
+  const AutogradScope scope(a_);
+  scope.backward({a_.rpc_sync<at::Tensor>("b", "scale later", {}, x_).sum()});
+  EXPECT_TRUE(at::allclose(scope.gradient(x_), weight_b_ * weight_c_ * weight_c_));
+}
+
 TEST_F(RpcAutograd, WrongUse) {
   const AutogradScope scope(a_);
   EXPECT_THROW(scope.backward({at::ones(1)}), ArgumentException);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 
@@ -159,6 +160,71 @@ TEST_F(RpcWorker, ReferencesToValuesElsewhere) {
 }
 
 /// Damaged messages are refused, and never read out of bounds.
+Task<double> average(Worker& worker, std::vector<double> values) {
+  double sum = 0;
+  for (const double value : values) sum += co_await worker.rpc_async<double>("c", "twice", {}, value);
+  co_return sum / static_cast<double>(values.size());
+}
+
+TEST_F(RpcWorker, CoroutinesWaitForCalls) {
+  c_.add_function("twice", [](double value) {
+    if (value < 0) throw std::out_of_range("below 0");
+    return 2 * value;
+  });
+  std::atomic<int> noted = 0;
+  b_.add_function("average", [this](std::vector<double> values) { return average(b_, std::move(values)); });
+  b_.add_function("rounded", [this](const std::vector<double>& values) -> Task<std::string> {
+    const double result = co_await average(b_, values);  // a task waits for a task
+    co_return std::to_string(static_cast<int>(result)) + " of " + std::to_string(values.size());
+  });
+  b_.add_function("note", [this, &noted](double value) -> Task<void> {
+    noted += static_cast<int>(co_await b_.rpc_async<double>("c", "twice", {}, value));
+  });
+  b_.add_function("at once", [](int value) -> Task<int> { co_return value; });
+  EXPECT_EQ(call<double>("average", std::vector<double>{1, 2, 3}), 4);
+  EXPECT_EQ(call<std::string>("rounded", std::vector<double>{1, 2, 3}), "4 of 3");
+  EXPECT_EQ(call<int>("at once", 5), 5);
+  call<void>("note", 4.0);
+  EXPECT_EQ(noted, 8);
+  EXPECT_EQ(a_.remote<double>("b", "average", {}, std::vector<double>{5}).to_here(), 10);
+  EXPECT_THAT(
+      [&] {
+        call<double>("average", std::vector<double>{1, -1});
+      },
+      testing::ThrowsMessage<RemoteException>(testing::HasSubstr("below 0")));
+  EXPECT_THROW(a_.remote<double>("b", "average", {}, std::vector<double>{-1}).to_here(), RemoteException);
+}
+
+TEST_F(RpcWorker, CoroutinesThatWaitHoldNoThread) {
+  std::mutex mutex;
+  std::vector<Responder> kept;
+  const auto keep = [&](const Request&, Responder responder) {
+    const std::lock_guard lock(mutex);
+    kept.push_back(std::move(responder));
+  };
+  ASSERT_TRUE(c_.agent().add_function("gate", keep, {}));
+  b_.add_function("pass", [this](int number) -> Task<int> {
+    co_await b_.rpc_async<void>("c", "gate", {});
+    co_return number;
+  });
+  constexpr int kCalls = 1000;  // more than an agent has threads
+  std::vector<TypedFuture<int>> calls;
+  for (int i = 0; i < kCalls; ++i) calls.push_back(a_.rpc_async<int>("b", "pass", {}, i));
+  const Deadline deadline = Deadline::after(20s);
+  for (size_t count = 0; count < kCalls && !deadline.passed(); std::this_thread::yield()) {
+    const std::lock_guard lock(mutex);
+    count = kept.size();
+  }
+  std::vector<Responder> all;
+  {
+    const std::lock_guard lock(mutex);
+    all.swap(kept);
+  }
+  EXPECT_EQ(all.size(), kCalls);
+  for (Responder& responder : all) responder.reply({});
+  for (int i = 0; i < kCalls; ++i) EXPECT_EQ(calls[i].wait(), i);
+}
+
 TEST_F(RpcWorker, DamagedValuesAreRefused) {
   using Value = std::tuple<at::Tensor, std::map<std::string, std::vector<double>>, Point, std::optional<at::Tensor>>;
   ValueWriter out;

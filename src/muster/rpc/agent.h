@@ -88,6 +88,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   /// once with kPeerLost, unless it is idempotent. All errors are in the result.
   virtual Future call(const std::string& to, const std::string& function, Message arguments,
                       const CallOptions& options) = 0;
+  /// Runs a function on a thread of the agent, as handlers run. Dropped if the agent has left.
+  virtual void post(std::function<void()> function) = 0;
   /// The workers that are present, sorted by id.
   virtual Result<std::vector<WorkerInfo>> workers(const Deadline& deadline) = 0;
   /// Waits until `count` workers have called barrier() with this name.

@@ -98,6 +98,11 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     return Future(call);
   }
 
+  void post(std::function<void()> function) override {
+    const LoopDriver::Lock lock = driver_.lock();
+    if (!closed_) driver_.add_task(std::move(function));
+  }
+
   void wait(CallState& state, const Deadline& deadline) override {
     if (state.done()) return;
     LoopDriver::Lock lock = driver_.lock();

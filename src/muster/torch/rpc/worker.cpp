@@ -10,33 +10,35 @@ Worker::Worker(std::shared_ptr<Agent> agent)
       autograd_(value_or_throw(Autograd::start(agent_))) {
   value_or_throw(add_fetch(refs_, autograd_));
   const auto create = [weak = std::weak_ptr(refs_), weak_autograd = std::weak_ptr(autograd_), makers = makers_](
-                          const Request& request, Responder responder) {
+                          const Request& request, Responder given) {
     const auto refs = weak.lock();
     const auto autograd = weak_autograd.lock();
     if (!refs || !autograd) return;
+    const auto responder = std::make_shared<Responder>(std::move(given));
     try {
       const CurrentContext context(autograd->context_of(request.arguments));
       ValueReader in(request.arguments, refs.get(), request.from.id, CurrentContext::current());
       const auto [id, function] = read_create(in, *refs, request.from);
-      std::shared_ptr<RefValue> value;
-      try {
-        Maker maker;
-        {
-          const std::lock_guard lock(makers->mutex);
-          const auto found = makers->by_function.find(function);
-          if (found != makers->by_function.end()) maker = found->second;
+      const auto done = [refs, responder, id = id](const MakeValue& make) {
+        std::shared_ptr<RefValue> value;
+        try {
+          value = make();
+        } catch (...) {
+          value = std::make_shared<FailedValue>(current_call_error());
         }
-        if (!maker) throw_error(Error{ErrorCode::kNotFound, "there is no function \"" + function + "\""});
-        value = maker(in);
+        refs->set_value(id, std::move(value));
+        ValueWriter none;
+        none.put_none();
+        responder->reply(none.take());
+      };
+      try {
+        makers->find(function)(in, done);
       } catch (...) {
-        value = std::make_shared<FailedValue>(current_call_error());
+        const auto thrown = std::current_exception();
+        done([&]() -> std::shared_ptr<RefValue> { std::rethrow_exception(thrown); });
       }
-      refs->set_value(id, std::move(value));
-      ValueWriter none;
-      none.put_none();
-      responder.reply(none.take());
     } catch (...) {
-      responder.fail(current_call_error());
+      responder->fail(current_call_error());
     }
   };
   value_or_throw(agent_->add_function(kCreate, create, {}));
@@ -76,8 +78,15 @@ std::unique_ptr<Worker> Worker::start(const Start& start, EndpointOptions option
   return worker;
 }
 
-void Worker::add_handler(const std::string& name, const std::function<void(ValueReader&, ValueWriter&)>& body,
-                         Maker maker, FunctionOptions options) {
+Worker::Maker Worker::Makers::find(const std::string& function) {
+  const std::lock_guard lock(mutex);
+  const auto found = by_function.find(function);
+  if (found != by_function.end()) return found->second;
+  throw_error(Error{ErrorCode::kNotFound, "there is no function \"" + function + "\""});
+}
+
+void Worker::add_handler(const std::string& name, const std::variant<Body, LateBody>& body, Maker maker,
+                         FunctionOptions options) {
   const auto handler = [weak = std::weak_ptr(refs_), weak_autograd = std::weak_ptr(autograd_), body](
                            const Request& request, Responder given) {
     const auto refs = weak.lock();
@@ -87,10 +96,13 @@ void Worker::add_handler(const std::string& name, const std::function<void(Value
     try {
       const CurrentContext context(autograd->context_of(request.arguments));
       ValueReader in(request.arguments, refs.get(), request.from.id, CurrentContext::current());
-      ValueWriter out(CurrentContext::current());
       expect_parts(in, 2);
-      body(in, out);
-      reply_with_refs(*refs, responder, request.from.name, std::move(out));
+      if (const auto* now = std::get_if<Body>(&body)) {
+        ValueWriter out(CurrentContext::current());
+        (*now)(in, out);
+        return reply_with_refs(*refs, responder, request.from.name, std::move(out));
+      }
+      std::get<LateBody>(body)(in, late_answer(refs, responder, request.from.name));
     } catch (...) {
       responder->fail(current_call_error());
     }
@@ -98,6 +110,21 @@ void Worker::add_handler(const std::string& name, const std::function<void(Value
   value_or_throw(agent_->add_function(name, handler, options));
   const std::lock_guard lock(makers_->mutex);
   makers_->by_function[name] = std::move(maker);
+}
+
+/// It comes from another thread, when the handler has returned.
+Worker::Answer Worker::late_answer(const std::shared_ptr<RefService>& refs, std::shared_ptr<Responder> responder,
+                                   std::string caller) {
+  return [weak = std::weak_ptr(refs), responder = std::move(responder), caller = std::move(caller),
+          context = CurrentContext::current()](const std::function<void(ValueWriter&)>& write) {
+    try {
+      ValueWriter out(context);
+      write(out);
+      if (const auto alive = weak.lock()) reply_with_refs(*alive, responder, caller, std::move(out));
+    } catch (...) {
+      responder->fail(current_call_error());
+    }
+  };
 }
 
 }  // namespace muster::rpc

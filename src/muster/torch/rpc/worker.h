@@ -17,11 +17,14 @@
 #include "muster/torch/rpc/references.h"
 #include "muster/torch/rpc/remote_error.h"
 #include "muster/torch/rpc/rref.h"
+#include "muster/torch/rpc/task.h"
 
 /// Remote calls with C++ types. codec.h lists the types that can travel.
 namespace muster::rpc {
 
 namespace detail {
+
+inline constexpr const char* kCannotTravel = "the result of this function cannot travel: use remote()";
 
 /// The parameters of a callable as std::function knows them.
 template <class F>
@@ -81,6 +84,12 @@ class TypedFuture {
     });
   }
   void cancel() const { future_.cancel(); }
+  /// Waits in a coroutine (Task). Returns and throws what wait() does.
+  auto operator co_await() const { return detail::FutureAwaiter<TypedFuture>{*this}; }
+  /// Runs a function on a thread of the agent, as it runs handlers, once the call has ended.
+  void post_when_done(std::function<void()> function) const {
+    future_.then([function = std::move(function), refs = refs_](const CallResult&) { refs->agent().post(function); });
+  }
 
  private:
   static T result_of(const CallResult& result, RefService& refs, const ContextPtr& context) {
@@ -111,9 +120,9 @@ class Worker {
   const std::shared_ptr<Autograd>& autograd() const { return autograd_; }
 
   /// Makes a function callable by name, from C++ and from Python: `worker.add_function("add", [](at::Tensor a, double
-  /// b) { return a + b; })`. Calls may run at the same time. An exception travels to the caller. A function whose
-  /// result cannot travel can only be called by remote(). Throws ErrorException with kAlreadyExists for a name that is
-  /// taken.
+  /// b) { return a + b; })`. Calls may run at the same time. It may be a coroutine (Task). An exception travels to the
+  /// caller. A function whose result cannot travel can only be called by remote(). Throws ErrorException with
+  /// kAlreadyExists for a name that is taken.
   template <class F>
   void add_function(const std::string& name, F function, FunctionOptions options = {});
 
@@ -158,12 +167,21 @@ class Worker {
   static std::unique_ptr<Worker> start(const Start& start, EndpointOptions options, const Setup& setup);
   explicit Worker(std::shared_ptr<Agent> agent);
 
-  using Maker = std::function<std::shared_ptr<RefValue>(ValueReader&)>;
+  /// Makes the value of a reference, now or later. `done` gets a function that returns it, or throws.
+  using MakeValue = std::function<std::shared_ptr<RefValue>()>;
+  using Maker = std::function<void(ValueReader&, std::function<void(const MakeValue&)> done)>;
   struct Makers {
     std::mutex mutex;
     std::unordered_map<std::string, Maker> by_function;
+    Maker find(const std::string& function);
   };
-  void add_handler(const std::string& name, const std::function<void(ValueReader&, ValueWriter&)>& body, Maker maker,
+  using Body = std::function<void(ValueReader&, ValueWriter&)>;
+  /// `answer` gets a function that writes the result, or throws.
+  using Answer = std::function<void(const std::function<void(ValueWriter&)>&)>;
+  using LateBody = std::function<void(ValueReader&, Answer answer)>;
+  static Answer late_answer(const std::shared_ptr<RefService>& refs, std::shared_ptr<Responder> responder,
+                            std::string caller);
+  void add_handler(const std::string& name, const std::variant<Body, LateBody>& body, Maker maker,
                    FunctionOptions options);
 
   std::shared_ptr<Agent> agent_;
@@ -175,17 +193,35 @@ class Worker {
 template <class F>
 void Worker::add_function(const std::string& name, F function, FunctionOptions options) {
   using Arguments = typename detail::Signature<F>::Arguments;
-  const auto body = [function](ValueReader& in, ValueWriter& out) {
-    auto arguments = detail::read_arguments<Arguments>(in);
-    in.finish();
-    write_or_refuse(out, detail::apply(function, std::move(arguments)),
-                    "the result of this function cannot travel: use remote()");
-  };
-  const auto maker = [function](ValueReader& in) -> std::shared_ptr<RefValue> {
-    auto value = detail::apply(function, detail::read_arguments<Arguments>(in));
-    return std::make_shared<TypedValue<decltype(value)>>(std::move(value));
-  };
-  add_handler(name, body, maker, options);
+  if constexpr (detail::IsTask<decltype(std::apply(function, std::declval<Arguments&>()))>::value) {
+    const auto body = [function](ValueReader& in, Answer answer) {
+      auto arguments = detail::read_arguments<Arguments>(in);
+      in.finish();
+      detail::run_task(function, std::move(arguments), [answer = std::move(answer)](const auto& take) {
+        answer([&take](ValueWriter& out) { write_or_refuse(out, take(), detail::kCannotTravel); });
+      });
+    };
+    const auto maker = [function](ValueReader& in, std::function<void(const MakeValue&)> done) {
+      detail::run_task(function, detail::read_arguments<Arguments>(in), [done = std::move(done)](const auto& take) {
+        done([&take] { return std::make_shared<TypedValue<decltype(take())>>(take()); });
+      });
+    };
+    add_handler(name, LateBody(body), maker, options);
+  } else {
+    const auto body = [function](ValueReader& in, ValueWriter& out) {
+      auto arguments = detail::read_arguments<Arguments>(in);
+      in.finish();
+      write_or_refuse(out, detail::apply(function, std::move(arguments)), detail::kCannotTravel);
+    };
+    const auto maker = [function](ValueReader& in, const std::function<void(const MakeValue&)>& done) {
+      auto arguments = detail::read_arguments<Arguments>(in);
+      done([&] {
+        auto value = detail::apply(function, std::move(arguments));
+        return std::make_shared<TypedValue<decltype(value)>>(std::move(value));
+      });
+    };
+    add_handler(name, Body(body), maker, options);
+  }
 }
 
 }  // namespace muster::rpc
