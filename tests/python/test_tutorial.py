@@ -1,4 +1,6 @@
-"""Runs the program with which PyTorch introduces DistributedDataParallel: under mp.spawn and under the fork server."""
+"""Runs programs of tutorials as they are: DistributedDataParallel and remote calls, under mp.spawn, the fork server and
+the launcher.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import Job, free_port
+from launching import Job, find_muster, free_port
 
 pytest.importorskip("torch")
 
@@ -76,4 +78,60 @@ def test_the_tutorial_of_ddp(tmp_path: Path, method: str, replace: dict[str, str
     with contextlib.closing(job):
         assert job.finish() == 0, job.err
         assert job.out.count(f"trained over {'muster' if replace else 'gloo'}") == 2
+        assert job.left_behind() == []
+
+
+# A tutorial of torch.distributed.rpc. Only its import was changed, and the port.
+REMOTE_CALL = """
+import os
+import muster.rpc as rpc
+import torch.multiprocessing as mp
+
+def remote_square(x):
+    print(f"Received {x} from caller. Computing its square...")
+    return x * x
+
+def worker(rank, world_size):
+    rpc.init_rpc(
+        name=f"worker{rank}",
+        rank=rank,
+        world_size=world_size
+    )
+    rpc.shutdown()
+
+def caller(rank, world_size):
+    rpc.init_rpc(
+        name=f"caller{rank}",
+        rank=rank,
+        world_size=world_size
+    )
+
+    response = rpc.rpc_sync(to="worker1", func=remote_square, args=(5,))
+    print(f"Caller received: {response}")
+
+    rpc.shutdown()
+
+def main(rank, world_size):
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ["MASTER_PORT"] = "29502"
+
+    if rank == 0:
+        caller(rank, world_size)
+    else:
+        worker(rank, world_size)
+
+if __name__ == "__main__":
+    world_size = 2
+    mp.spawn(main, args=(world_size,), nprocs=world_size)
+"""
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_the_tutorial_of_remote_calls(tmp_path: Path, launched: bool) -> None:
+    path = tmp_path / "remote_call.py"
+    path.write_text(REMOTE_CALL.replace("29502", str(free_port())))
+    job = Job([*([find_muster(), "run"] if launched else [sys.executable]), path])
+    with contextlib.closing(job):
+        assert job.finish() == 0, job.err
+        assert "Received 5 from caller." in job.out and "Caller received: 25" in job.out, job.out
         assert job.left_behind() == []
