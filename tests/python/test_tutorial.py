@@ -47,7 +47,7 @@ def example(rank, world_size):
     dist.all_gather(weights, model.weight.data)
     assert torch.equal(*weights)
     backend = dist.group.WORLD._get_backend(torch.device("cpu")).name()
-    print("trained over", backend, flush=True)
+    print(f"trained over {backend}", flush=True)  # one write, because the other rank prints, too
 
 def main():
     world_size = 2
