@@ -77,3 +77,40 @@ def test_parameter_server_learns_the_digits(example: Callable[..., str], mode: s
     output = example(4, "parameter_server.py", "--mode", mode)
     accuracy = re.search(rf"{mode}: held-out accuracy ([\d.]+)%", output)
     assert accuracy and float(accuracy.group(1)) > 93, output
+
+
+def losses_of(output: str) -> dict[int, str]:
+    """The held-out loss of embeddings.py at each step that it reports."""
+    return {int(step): loss for step, loss in re.findall(r"step +(\d+)\S* .*held-out loss ([\d.]+)", output)}
+
+
+def test_embeddings_go_on_from_a_checkpoint_on_other_servers(example: Callable[..., str], tmp_path: Path) -> None:
+    options = ["--round", "20", "--checkpoint", tmp_path / "table"]
+    first = example(4, "embeddings.py", "--steps", "40", *options)
+    second = example(5, "embeddings.py", "--steps", "60", "--servers", "3", *options)
+    assert "begins at step 0" in first and "begins at step 40" in second, first + second
+    # The same trainers compute the same gradients, whichever server has a row.
+    straight = losses_of(example(3, "embeddings.py", "--steps", "60", "--round", "20"))
+    assert losses_of(first)[40] == losses_of(second)[40] == straight[40], first + second
+    assert losses_of(second)[60] == straight[60], second
+    # A uniform guess over the 68 characters has a loss of 4.2; a guess by their frequencies alone, 3.2.
+    assert straight[0] == "4.2195" and float(straight[60]) < 3, straight
+    assert [path.name for path in sorted((tmp_path / "table").iterdir())] == ["60", "latest"]
+
+
+def test_embeddings_go_on_after_a_server_has_died(
+    root: Path, muster: str, run: Callable[..., str], tmp_path: Path
+) -> None:
+    script = [root / "examples/python/embeddings.py", "--mode", "async", "--steps", "60", "--round", "20"]
+    restarting = [muster, "run", "--nproc-per-node", "4", "--max-restarts", "1", "--restart-delay", "0"]
+    output = run([*restarting, *script, "--checkpoint", tmp_path / "table", "--fail-at", "50"])
+    assert re.findall(r"begins at step (\d+)", output) == ["0", "40"], output
+    losses = losses_of(output)
+    assert float(losses[60]) < float(losses[20]) < 3.5, output
+
+
+def test_a_learner_and_its_actors_balance_a_pole(example: Callable[..., str]) -> None:
+    output = example(3, "actor_learner.py", "--updates", "100")
+    returns = [float(mean) for mean in re.findall(r"mean return ([\d.]+)", output)]
+    # Chance alone has a return of 22.
+    assert len(returns) == 5 and returns[0] < 100 and max(returns[1:]) > 120, output
