@@ -82,8 +82,7 @@ struct Releaser {
 std::shared_ptr<PyObject> shared(py::object object) { return {object.release().ptr(), Releaser()}; }
 
 py::module_ serving() {
-  static auto& module = *new py::module_(py::module_::import("muster.rpc._serving"));
-  return module;
+  return once<py::module_>([] { return py::module_::import("muster.rpc._serving"); });
 }
 
 /// The exception that Python has raised, for the caller.
@@ -163,7 +162,7 @@ void serve(const std::shared_ptr<RefService>& refs, const ContextPtr& context, c
   auto& now = later.cast<PyResponder&>();
   try {
     const py::object arguments = read_message(request.arguments, refs.get(), request.from.id, context);
-    static const auto& run = *new py::object(serving().attr("run"));
+    const auto& run = once<py::object>([] { return serving().attr("run"); });
     const py::object result = run(request.function, arguments, std::pair(request.from.name, request.from.id), later,
                                   context ? context_id(*context) : 0);
     if (!result.is(later)) now.reply(result);

@@ -27,10 +27,8 @@ std::string_view bytes_of(PyObject* bytes) {
   return {PyBytes_AS_STRING(bytes), static_cast<size_t>(PyBytes_GET_SIZE(bytes))};
 }
 
-/// Never released: the interpreter may be gone when this module is.
-py::object& pickling() {
-  static auto& module = *new py::object(py::module_::import("muster.rpc._pickling"));
-  return module;
+const py::object& pickling() {
+  return once<py::object>([] { return py::module_::import("muster.rpc._pickling"); });
 }
 
 /// The pickle, then a list of the tensors and references that it refers to.
@@ -51,7 +49,7 @@ void write_pickled(ValueWriter& out, py::handle object, int depth) {
 
 /// The class muster.rpc.RRef.
 PyTypeObject* ref_class() {
-  static auto& type = *new py::object(py::module_::import("muster.rpc._rref").attr("RRef"));
+  const auto& type = once<py::object>([] { return py::module_::import("muster.rpc._rref").attr("RRef"); });
   return reinterpret_cast<PyTypeObject*>(type.ptr());
 }
 

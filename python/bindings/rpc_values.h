@@ -1,10 +1,20 @@
 #pragma once
 
+#include <pybind11/gil_safe_call_once.h>
+
 #include "bindings.h"
 #include "muster/rpc/ref_service.h"
 #include "muster/torch/rpc/value.h"
 
 namespace muster::python {
+
+/// An object that is made once, and never released, because the interpreter may be gone when this module is. A static
+/// object alone would not do: making it may release the GIL, and another thread that waits for the object holds it.
+template <class T, class Make>
+const T& once(Make make) {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<T> stored;
+  return stored.call_once_and_store_result(make).get_stored();
+}
 
 /// Writes a Python object. None, bool, int, float, str, bytes, list, tuple, dict and tensors of exactly these types get
 /// a form of their own, which C++ can read. muster.rpc._pickling writes all others. Needs the GIL, as all functions

@@ -180,6 +180,27 @@ def test_gradients_flow_through_references_and_coroutines() -> None:
     run_workers(2, _kinds)
 
 
+def _own_memory(rank: int) -> None:
+    if rank != 0:
+        return
+    a, b = parameter("a", 3), parameter("b", 3)
+    with autograd.context() as context_id:
+        autograd.backward(context_id, [rpc.rpc_sync("w1", add, args=(a, b)).sum() + (a + b).sum() + b.sum()])
+        gradients = autograd.get_gradients(context_id)
+        gradients[a].mul_(2)  # fails for memory that several elements share
+        torch.testing.assert_close(gradients[a], torch.full((3,), 4.0))
+        torch.testing.assert_close(gradients[b], torch.full((3,), 3.0))
+    with autograd.context() as context_id:
+        autograd.backward(context_id, [(a + b).sum()])
+        gradients = autograd.get_gradients(context_id)
+        gradients[a].mul_(2)
+        torch.testing.assert_close(gradients[b], torch.ones(3))
+
+
+def test_gradients_share_no_memory() -> None:
+    run_workers(2, _own_memory)
+
+
 class Fails(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:

@@ -197,7 +197,7 @@ void Autograd::receive_abort(const Request& request) {
   const PassAbort abort = value_or_throw(decode_abort(request.arguments));
   const auto pass = find(abort.context)->pass();
   if (pass && pass->id() == abort.pass) {
-    pass->fail(to_call_error({ErrorCode::kAborted, request.from.to_string() + ": " + abort.reason, kNoRank, {}}));
+    pass->fail(abort.why);  // it may arrive before the answer to a part, which has the same error
   }
 }
 

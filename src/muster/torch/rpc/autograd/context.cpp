@@ -68,9 +68,15 @@ std::shared_ptr<PassRunner> AutogradContext::pass() const {
   return pass_;
 }
 
+/// The gradient of a context is changed in place, for example to clip it. So it must not share its memory.
 void AutogradContext::add_gradient(const LeafGradient& gradient) {
   const c10::AutoGradMode no_graph(false);
-  const at::Tensor own = gradient.gradient.detach();
+  at::Tensor own = gradient.gradient.detach();
+  // References that are not shared: one to the gradient; to its memory, that of the gradient and that of `own`.
+  const bool is_shared =
+      gradient.gradient.use_count() > 1 ||
+      (own.layout() == c10::kStrided && (own.storage().use_count() > 2 || !own.is_non_overlapping_and_dense()));
+  if (is_shared) own = own.clone();
   at::Tensor before;  // destroyed without the lock, because that may take the GIL
   const std::lock_guard lock(mutex_);
   LeafGradient& sum = gradients_[gradient.leaf.unsafeGetTensorImpl()];

@@ -162,7 +162,7 @@ void PassRunner::fail(Lock& lock, CallError why, std::exception_ptr thrown) {
   changed_.notify_all();
   std::optional<Engagement> engaged_by = std::exchange(engaged_by_, std::nullopt);
   const std::set<std::string> peers = pass_->peers();
-  const Message abort = encode(PassAbort{options_.context, options_.id, error_->error.to_string()});
+  const Message abort = encode(PassAbort{options_.context, options_.id, *error_});
   const CallError reason = *error_;
   lock.unlock();
   if (engaged_by) engaged_by->responder.fail(reason);

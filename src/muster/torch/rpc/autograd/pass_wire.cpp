@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "muster/rpc/wire.h"
+
 namespace muster::rpc {
 namespace {
 
@@ -74,7 +76,7 @@ Result<PassPart> decode_part(const Message& message) {
 Message encode(const PassAbort& abort) {
   Writer out;
   put_pass(out, abort.context, abort.pass);
-  out.put_string(abort.reason);
+  out.put_bytes(encode_error(abort.why).head);
   return {out.take(), {}};
 }
 
@@ -82,7 +84,8 @@ Result<PassAbort> decode_abort(const Message& message) {
   Reader in(message.head);
   PassAbort abort;
   MUSTER_TRY(get_pass(in, abort.context, abort.pass));
-  MUSTER_ASSIGN(abort.reason, in.get_string());
+  MUSTER_ASSIGN(const ByteView error, in.get_bytes());
+  MUSTER_ASSIGN(abort.why, parse_error({{error.begin(), error.end()}, {}}));
   MUSTER_TRY(in.finish());
   return abort;
 }

@@ -10,9 +10,9 @@
 /// The arguments of the functions of a backward pass. Numbers are little-endian.
 ///
 ///   part   := pass retain_graph:u8 has_answer:u8 [ message gradients:bytes ] count:u32 message[count]
-///   abort  := pass reason:string
+///   abort  := pass error:bytes (rpc/wire.h)
 ///   pass   := context:i64 initiator:i32 number:u64       message := sender:i32 number:u64
-///   bytes and string := length:u32 byte[length]
+///   bytes  := length:u32 byte[length]
 ///
 /// The segments of a part are those of the gradients (write_gradients()).
 namespace muster::rpc {
@@ -30,7 +30,7 @@ Result<PassPart> decode_part(const Message& message);
 struct PassAbort {
   int64_t context = 0;
   PassId pass;
-  std::string reason;
+  CallError why;
 };
 Message encode(const PassAbort& abort);
 Result<PassAbort> decode_abort(const Message& message);
