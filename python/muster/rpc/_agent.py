@@ -153,6 +153,9 @@ def options_of(given: Any) -> Options:
 def _rendezvous(init_method: str, rank: int, world_size: int | None) -> tuple[Store, int | None]:
     from torch.distributed import PrefixStore, rendezvous
 
+    if world_size is None and not init_method.startswith("env:") and "world_size=" not in init_method:
+        own_rank = f"&rank={rank}" if rank >= 0 else ""  # as torch's own RPC does
+        init_method, rank = f"{init_method}{'&' if '?' in init_method else '?'}world_size=-1{own_rank}", -1
     store, _, size = next(rendezvous(init_method, rank, -1 if world_size is None else world_size))
     return PrefixStore("muster-rpc", store), size if world_size is None and size > 0 else world_size
 
@@ -211,7 +214,11 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
         with contextlib.suppress(muster_errors.Error):  # the reason is more useful
             _leave(worker.agent, worker.pid, _LAST_WAIT)
         raise
-    _leave(worker.agent, worker.pid, limit if graceful else 0)
+    if graceful:
+        _leave(worker.agent, worker.pid, limit)
+    else:
+        with contextlib.suppress(muster_errors.TimeoutError):  # calls were pending, as the caller expects
+            _leave(worker.agent, worker.pid)
     if size is not None and worker.own_store is not None:
         _wait_for_others(worker.own_store, size)
 

@@ -17,7 +17,7 @@ UNSET_TIMEOUT = -1.0
 def rpc_sync(
     to: str | WorkerInfo,
     func: Callable[..., Any] | str,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_TIMEOUT,
     *,
@@ -43,7 +43,7 @@ def rpc_sync(
 def rpc_async(
     to: str | WorkerInfo,
     func: Callable[..., Any] | str,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_TIMEOUT,
     *,
@@ -56,7 +56,7 @@ def rpc_async(
 def rpc_one_way(
     to: str | WorkerInfo,
     func: Callable[..., Any] | str,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_TIMEOUT,
 ) -> CallFuture[None]:
@@ -67,7 +67,7 @@ def rpc_one_way(
 def _call(
     to: str | WorkerInfo,
     func: Callable[..., Any] | str,
-    args: Sequence[Any],
+    args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     timeout: float,
     one_way: bool,
@@ -94,9 +94,11 @@ def name_of_worker(to: str | WorkerInfo) -> str:
     raise TypeError(f"a worker is called by its name or its WorkerInfo, not by {to!r}")
 
 
-def named(func: Callable[..., Any] | str, args: Sequence[Any]) -> tuple[str, tuple[Any, ...]]:
+def named(func: Callable[..., Any] | str, args: Sequence[Any] | None) -> tuple[str, tuple[Any, ...]]:
     """The name of a function, and its arguments. A function without a name is an argument itself."""
     function = func if isinstance(func, str) else _functions.name_of(func)
+    if args is None:
+        args = ()
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"args must be a tuple or a list, not {type(args).__qualname__}: write args=(value,)")
     if function is not None:

@@ -58,10 +58,12 @@ class Future(Generic[T]):
 
         It must be short. Do not call other workers, or wait for them, while you hold a lock that the callback takes.
         """
+        _check_callable(callback)
         self._when_done(lambda: callback(self))
 
     def then(self, callback: Callable[[Future[T]], Any]) -> Future[Any]:
         """Returns a future of the result of `callback(self)`, which is called as by add_done_callback()."""
+        _check_callable(callback)
         after: Future[Any] = Future()
 
         def run() -> None:
@@ -159,6 +161,11 @@ def collect_all(futures: Iterable[Future[Any]]) -> Future[list[Future[Any]]]:
     for future in all_of_them:
         future.add_done_callback(one_done)
     return together
+
+
+def _check_callable(callback: object) -> None:
+    if not callable(callback):
+        raise TypeError(f"the callback of a future must be callable, not {callback!r}")
 
 
 def _settle(future: Future[Any]) -> None:

@@ -141,7 +141,7 @@ def call_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any
 def remote(
     to: str | WorkerInfo,
     func: Callable[..., T] | str,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | None = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float = UNSET_TIMEOUT,
 ) -> RRef[T]:

@@ -52,10 +52,14 @@ def backward(
 
     Gradients do not go to `.grad`: read them with get_gradients(), or hand the context to a DistributedOptimizer.
 
-    Raises what a worker has raised, muster.PeerLostError if one was lost, muster.TimeoutError, and ValueError if a
-    root does not require gradients. The pass has then ended everywhere, and gradients may be incomplete.
+    Raises what a worker has raised, muster.PeerLostError if one was lost, muster.TimeoutError, and ValueError if
+    there is no root, or one does not require gradients. The pass has then ended everywhere, and gradients may be
+    incomplete.
     """
-    _agent.current().agent.backward(context_id, list(roots), retain_graph, _calls.seconds_of(timeout))
+    roots = list(roots)
+    if not roots:
+        raise ValueError("backward() needs at least one root")
+    _agent.current().agent.backward(context_id, roots, retain_graph, _calls.seconds_of(timeout))
 
 
 def get_gradients(context_id: int) -> dict[torch.Tensor, torch.Tensor]:
