@@ -1,4 +1,4 @@
-"""Selects which of PyTorch's tests run: see test_distributed.py, test_ddp.py, test_ddp_views.py and test_rpc.py."""
+"""Selects which of PyTorch's tests run: see the docstrings of the test files."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ SKIPPED = {
     "test_distributed.py": _skipped("skipped.txt"),
     "test_ddp.py": _skipped("skipped_ddp.txt"),
     "test_ddp_views.py": _skipped("skipped_ddp_views.txt"),
+    "test_rpc_native.py": _skipped("skipped_rpc_native.txt"),
 }
 
 # Two defects of torch make tests fail now and then. Such tests pass when they are repeated.
@@ -60,6 +61,13 @@ QUICK = {
     "batch_updating_parameter_server|backward_(simple|multiple_roots|different_dtypes)|context_cleanup_.*|dist_optim|"
     "ddp_(comparison|dist_autograd_local_vs_remote)|forward_(sync|async)|rl_rpc|torchscript_function|"
     "sparse_.*"
+    ")$",
+    "test_rpc_native.py": "test_("
+    "(self_)?add|async_function_(nested|multi_fanout_remote)|nested_rpc(_sparse)?|rpc_timeouts|nested_rref|"
+    "rref_proxy_(class|timeout)|pass_local_rrefs|handle_send_exceptions|reinit|"
+    "dynamic_rpc_init_rpc|py_sparse_tensors_in_container|batch_updating_parameter_server|rl_rpc|"
+    "backward_(multiple_roots|node_failure|rref_nested)|context_cleanup_nested_rpc|async_dist_autograd|dist_optim|"
+    "ddp_(comparison|dist_autograd_local_vs_remote)|forward_(sync|async)|remote_parameters"
     ")$",
 }
 
