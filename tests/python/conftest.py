@@ -51,6 +51,8 @@ SLOW_FILES = (
     "clusters",
     "restart",
     "examples",
+    "example_pipeline",
+    "rpc_autograd_idle",
     "soak_launch",
     "soak_network",
     "seeds",

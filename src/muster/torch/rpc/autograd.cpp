@@ -247,7 +247,7 @@ void Autograd::look_after() {
   if (!contexts.empty()) drop_abandoned(contexts);
 }
 
-/// Asks the creators of contexts that nobody has used for long.
+/// Asks the creators of contexts that nobody has used for long. A creator that has died may still be in the list.
 void Autograd::drop_abandoned(const std::vector<ContextPtr>& idle) {
   const auto workers = agent_->workers(Deadline::after(kAnswerTime));
   if (!workers) return;
@@ -258,7 +258,10 @@ void Autograd::drop_abandoned(const std::vector<ContextPtr>& idle) {
     if (exists) {
       const auto answer =
           agent_->call(creator->name, kExists, id_message(context->id()), {.timeout = kAnswerTime}).wait();
-      exists = answer || (answer.error().error.code != ErrorCode::kNotFound);
+      if (!answer) {
+        const ErrorCode code = answer.error().error.code;
+        exists = code != ErrorCode::kNotFound && code != ErrorCode::kPeerLost;
+      }
     }
     if (!exists) release(context->id(), {});
   }
