@@ -321,3 +321,14 @@ def make_lock() -> Any:
 
 def test_exceptions_reach_the_caller() -> None:
     run_workers(2, _exceptions)
+
+
+def test_an_exception_that_is_raised_again_has_the_same_traceback() -> None:
+    failed: rpc.Future[None] = rpc.Future()
+    failed.set_exception(OwnError("own"))
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(OwnError) as raised:
+            failed.wait()
+        lengths.append(len(raised.traceback))
+    assert lengths == lengths[:1] * 3

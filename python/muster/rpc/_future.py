@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable
+from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from muster import _C
@@ -24,6 +25,7 @@ class Future(Generic[T]):
         self._ended = threading.Event()
         self._value: Any = None
         self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     def done(self) -> bool:
@@ -34,7 +36,7 @@ class Future(Generic[T]):
         """Waits, and returns the result or raises the exception."""
         self._ended.wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._traceback)  # else each raise would add lines to it
         return self._value
 
     def value(self) -> T:
@@ -104,6 +106,7 @@ class Future(Generic[T]):
             if self.done():
                 raise RuntimeError("the future has a result already")
             self._value, self._error = value, error
+            self._traceback = error.__traceback__ if error is not None else None
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:

@@ -83,7 +83,7 @@ def leave(name: str, world_size: int) -> Future[None]:
             state.watching = threading.Thread(target=_watch_others, args=(state, world_size), name="muster-rpc-leave")
             state.watching.start()
     if failure is not None:
-        done.set_exception(failure)
+        done.set_exception(failure.with_traceback(None))  # all workers get the same exception
     for arrival in everyone:
         if not arrival.done():
             arrival.set_result(None)
@@ -111,4 +111,4 @@ def _on_end(state: _State, world_size: int, name: str, future: Future[Any]) -> N
             arrivals = [arrival for arrival in state.arrivals.values() if not arrival.done()]
             state.note(world_size)
         for arrival in arrivals:
-            arrival.set_exception(error)
+            arrival.set_exception(error.with_traceback(None))
