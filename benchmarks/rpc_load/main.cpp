@@ -1,10 +1,8 @@
 // muster-rpc-load: times calls from C++ between two processes of this host, over muster and, if it was found when this
 // was built, over gRPC. Prints a line of JSON for each case, with "floor" where there is one:
 //   {"case": "tiny call", "unit": "us", "muster": 2.1, "grpc": 70.2, "floor": 9.8}
+// A case that gRPC does not have names the number of processes as "ranks", and has a "note".
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
@@ -17,8 +15,10 @@
 
 #include "caller.h"
 #include "floors.h"
+#include "many_endpoints.h"
 #include "muster/base/bytes.h"
 #include "muster/transport/transport.h"
+#include "server_process.h"
 
 namespace muster::bench {
 
@@ -44,26 +44,6 @@ class Folder {
 
  private:
   std::string path_;
-};
-
-/// A child that runs a server.
-class ServerProcess {
- public:
-  explicit ServerProcess(const std::function<void()>& serve) : parent_(getpid()), pid_(fork()) {
-    if (pid_ != 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent_) std::_Exit(1);  // it has ended already
-    serve();
-  }
-  ~ServerProcess() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  ServerProcess(const ServerProcess&) = delete;
-  ServerProcess& operator=(const ServerProcess&) = delete;
-
- private:
-  const pid_t parent_, pid_;
 };
 
 double microseconds(TimePoint begin) {
@@ -144,9 +124,25 @@ class Load {
   const bool quick_;
 };
 
+/// Before this process has threads.
+void report_many_endpoints(const std::string& socket, const std::string& transports, int count) {
+  const ManyEndpoints figures = start_many_endpoints(socket, transports, count);
+  const auto report = [count](const char* what, double muster, double floor, const std::string& note) {
+    fmt::print(R"({{"case": "{} endpoints {}", "unit": "ms", "ranks": {}, "muster": {:.6g}, "floor": {:.6g}, )"
+               R"("note": "{}"}})"
+               "\n",
+               count, what, count, muster, floor, note);
+  };
+  report("start", figures.started, figures.floor,
+         fmt::format("{} descriptors each before the first call", figures.descriptors));
+  report("call all others", figures.all_pairs, 0, fmt::format("{} connections", count * (count - 1)));
+  std::fflush(stdout);
+}
+
 void run(const std::string& transports, bool quick) {
   if (const auto valid = parse_transports(transports); !valid) fail_benchmark(valid.error().message);
   const Folder folder;
+  report_many_endpoints(folder.file("store"), transports, quick ? 50 : 200);
   const ServerProcess muster([&] { serve_muster(folder.file("muster"), transports); });
 #ifdef MUSTER_WITH_GRPC
   const ServerProcess grpc([&] { serve_grpc(folder.file("grpc")); });

@@ -56,13 +56,13 @@ def _row(figures: dict[str, str | float]) -> Row:
     return Row(
         "rpc",
         str(figures["case"]),
-        2,
-        "rate" if rate else "round trip",
+        int(figures.get("ranks", 2)),
+        {"1/s": "rate", "us": "round trip"}.get(unit, "time"),
         unit,
         muster,
         grpc,
         "gRPC",
         floor=float(figures.get("floor", 0)),
         ratio=muster / grpc if rate and grpc else 0.0 if not grpc else -1.0,
-        note="" if grpc else "gRPC was not found when muster was built",
+        note="" if grpc else str(figures.get("note", "gRPC was not found when muster was built")),
     )
