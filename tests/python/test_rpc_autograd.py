@@ -441,6 +441,13 @@ def _modules(rank: int) -> None:
         rpc.RemoteModule("w1/cuda:0", nn.Linear, args=(1, 1))
     with pytest.raises(ValueError, match="at least one parameter"):
         rpc.optim.DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.1)
+    here: Any = module
+    for use in (here.parameters, here.buffers, here.half, here.zero_grad, nn.Sequential(module).state_dict):
+        with pytest.raises(ValueError, match="of a module at worker 'w1' from here"):
+            list(use())
+    with pytest.raises(ValueError, match="load it in a function"):
+        module.load_state_dict({})
+    assert list(nn.Sequential(module, nn.Linear(1, 1, bias=False)).parameters()), "those that are here"
     params = rpc.RemoteModule("w1", nn.Linear, args=(1, 1)).remote_parameters()
     with pytest.raises(ValueError, match="learning rate"):
         rpc.optim.DistributedOptimizer(torch.optim.SGD, params, lr=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -65,6 +65,28 @@ class RemoteModule(nn.Module):
         if (rref := self.__dict__.get("module_rref")) is not None:
             _calls.rpc_sync(rref.owner_name(), set_mode, (rref, mode))
         return self
+
+    # nn.Module's own versions would do nothing, because this process has no parameters of the module.
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("parameters", "call remote_parameters()")
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("buffers", "read them in a function that you call there with get_module_rref()")
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("state", "save it in a function that you call there with get_module_rref()")
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("state", "load it in a function that you call there with get_module_rref()")
+
+    def _apply(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """For to(), half(), share_memory() and the like."""
+        self._refuse("parameters", "convert them in a function that you call there with get_module_rref()")
+
+    def _refuse(self, what: str, instead: str) -> NoReturn:
+        worker = self.module_rref.owner_name()
+        raise ValueError(f"cannot reach the {what} of a module at worker {worker!r} from here: {instead}")
 
 
 @export
