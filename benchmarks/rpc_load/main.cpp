@@ -14,11 +14,11 @@
 #include <thread>
 
 #include "caller.h"
+#include "child_process.h"
 #include "floors.h"
 #include "many_endpoints.h"
 #include "muster/base/bytes.h"
 #include "muster/transport/transport.h"
-#include "server_process.h"
 
 namespace muster::bench {
 
@@ -143,9 +143,9 @@ void run(const std::string& transports, bool quick) {
   if (const auto valid = parse_transports(transports); !valid) fail_benchmark(valid.error().message);
   const Folder folder;
   report_many_endpoints(folder.file("store"), transports, quick ? 50 : 200);
-  const ServerProcess muster([&] { serve_muster(folder.file("muster"), transports); });
+  const ChildProcess muster([&] { serve_muster(folder.file("muster"), transports); });
 #ifdef MUSTER_WITH_GRPC
-  const ServerProcess grpc([&] { serve_grpc(folder.file("grpc")); });
+  const ChildProcess grpc([&] { serve_grpc(folder.file("grpc")); });
 #endif
   std::map<std::string, std::unique_ptr<Caller>> callers;
   callers["muster"] = connect_muster(folder.file("muster"), transports);

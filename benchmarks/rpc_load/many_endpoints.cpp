@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "caller.h"
+#include "child_process.h"
 #include "muster/base/clock.h"
 #include "muster/rpc/endpoint.h"
 #include "muster/store/server/server.h"
-#include "server_process.h"
 
 namespace muster::bench {
 namespace {
@@ -35,7 +35,7 @@ int open_descriptors() {
   return static_cast<int>(std::distance(begin(entries), end(entries))) - 1;  // without its own
 }
 
-/// Two ways between this process and its children: they report numbers, and it tells all of them to go on.
+/// Two pipes between this process and its children: through one they report numbers, the other one tells them to go on.
 class Gate {
  public:
   Gate() {
@@ -126,12 +126,12 @@ ManyEndpoints start_many_endpoints(const std::string& socket, const std::string&
   rpc::EndpointOptions options;
   options.transports = transports;
   Gate gate;
-  const ServerProcess store([&] { serve_store(socket, gate); });
+  const ChildProcess store([&] { serve_store(socket, gate); });
   gate.collect(1);
   ManyEndpoints figures;
   const auto start_all = [&](const std::function<void(int)>& run) {
-    std::vector<std::unique_ptr<ServerProcess>> processes;
-    for (int i = 0; i < count; ++i) processes.push_back(std::make_unique<ServerProcess>([&, i] { run(i); }));
+    std::vector<std::unique_ptr<ChildProcess>> processes;
+    for (int i = 0; i < count; ++i) processes.push_back(std::make_unique<ChildProcess>([&, i] { run(i); }));
     return processes;
   };
   {
