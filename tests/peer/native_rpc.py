@@ -8,8 +8,6 @@ a counterpart here. A test that uses another private name fails with AttributeEr
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import types
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch.distributed import rpc as torch_rpc
 
 from muster import rpc
 from muster.rpc import _agent, autograd
+from peer.torch_source import load_copy
 
 TORCH = "torch.testing._internal."
 RPC = "import torch.distributed.rpc as rpc"
@@ -109,24 +108,10 @@ RULES: dict[str, dict[str, str]] = {
 
 def load() -> list[types.ModuleType]:
     """The copies, in the order of RULES. The copy of torch's `...a_test` is peer.native_a_test."""
-    return [_load(name, rules) for name, rules in RULES.items()]
-
-
-def _load(name: str, rules: dict[str, str]) -> types.ModuleType:
-    spec = importlib.util.find_spec(TORCH + name)
-    assert spec is not None and spec.origin is not None
-    with open(spec.origin) as file:
-        source = file.read()
-    for old, new in rules.items():
-        if old not in source:
-            raise AssertionError(f"{TORCH}{name} of this torch has no {old!r} any more: mend RULES in {__file__}")
-        source = source.replace(old, new)
-    module = types.ModuleType("peer.native_" + name.rpartition(".")[2])
-    module.__file__ = spec.origin
-    module.__package__ = spec.parent
-    sys.modules[module.__name__] = module
-    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
-    return module
+    return [
+        load_copy(TORCH + name, "peer.native_" + name.rpartition(".")[2], rules, __file__)
+        for name, rules in RULES.items()
+    ]
 
 
 # ---- what the tests import as `rpc`

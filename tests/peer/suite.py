@@ -7,13 +7,13 @@ a rule that no longer finds its place fails.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 import types
 from collections.abc import Callable
 
 import forks
+
+from peer.torch_source import load_copy
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 
@@ -45,21 +45,7 @@ def load(
     features = common_distributed.DistTestCases.backend_feature
     for feature in ("ddp", "gpu", "subgroup", "plugin"):
         features[feature].add("muster")
-    spec = importlib.util.find_spec(MODULE)
-    assert spec is not None and spec.origin is not None
-    with open(spec.origin) as file:
-        source = file.read()
-    for old, new in RULES.items():
-        if old not in source:
-            raise AssertionError(f"{MODULE} of this torch has no {old!r} any more: mend RULES in {__file__}")
-        source = source.replace(old, new)
-    source = rewrite(source)
-    module = types.ModuleType(name)
-    module.__file__ = spec.origin
-    module.__package__ = spec.parent
-    sys.modules[name] = module
-    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
-    return module
+    return load_copy(MODULE, name, RULES, __file__, rewrite)
 
 
 def test_case(module: types.ModuleType, owner: str) -> type:

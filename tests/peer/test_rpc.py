@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-
-from muster.forkserver._client import ForkServerError
 from torch.distributed.rpc import backend_registry
-from torch.testing._internal import common_distributed
 from torch.testing._internal.distributed.rpc.rpc_agent_test_fixture import RpcAgentTestFixture
 from torch.testing._internal.distributed.rpc_utils import GENERIC_TESTS, generate_tests
 
-from muster import forkserver
+from peer.fork_server import use_fork_server
 
 
 class MusterFixture(RpcAgentTestFixture):
@@ -31,12 +27,5 @@ class MusterFixture(RpcAgentTestFixture):
         return "RPC ran for more than"
 
 
-def _start(self: common_distributed.MultiProcessTestCase) -> None:
-    """Four processes that import torch take seconds, for each test."""
-    self._start_processes(forkserver.get_context().Process)
-
-
-common_distributed.MultiProcessTestCase._spawn_processes = _start  # type: ignore[method-assign]
-with contextlib.suppress(ForkServerError):  # it runs already
-    forkserver.preload("torch.testing._internal.distributed.rpc_utils")
+use_fork_server("torch.testing._internal.distributed.rpc_utils")
 globals().update(generate_tests("TestMuster", MusterFixture, GENERIC_TESTS, __name__))

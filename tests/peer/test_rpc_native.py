@@ -6,16 +6,14 @@ out: muster.rpc calls Python functions, C++ functions and torch's operators.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
-from muster.forkserver._client import ForkServerError
-from torch.testing._internal import common_distributed
 from torch.testing._internal.distributed.rpc.rpc_agent_test_fixture import RpcAgentTestFixture
 from torch.testing._internal.distributed.rpc_utils import generate_tests
 
-from muster import forkserver, rpc
+from muster import rpc
 from peer import native_rpc
+from peer.fork_server import use_fork_server
 
 CLASSES = [
     "RpcTest",
@@ -48,14 +46,7 @@ class NativeFixture(RpcAgentTestFixture):
         return "timeout: "
 
 
-def _start(self: common_distributed.MultiProcessTestCase) -> None:
-    """Four processes that import torch take seconds, for each test."""
-    self._start_processes(forkserver.get_context().Process)
-
-
-common_distributed.MultiProcessTestCase._spawn_processes = _start  # type: ignore[method-assign]
-with contextlib.suppress(ForkServerError):  # it runs already
-    forkserver.preload("torch.testing._internal.distributed.rpc_utils")
+use_fork_server("torch.testing._internal.distributed.rpc_utils")
 _modules = native_rpc.load()
 _found: dict[str, Any] = {
     name: getattr(module, name) for module in _modules for name in CLASSES if name in vars(module)
