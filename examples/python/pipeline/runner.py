@@ -31,13 +31,12 @@ class Runner:
         self._loss = 0.0
         microbatches = rows.chunk(self.schedule.microbatches)
         shape = (len(microbatches[0]), model.CONTEXT, model.WIDTH)
-        order = self.schedule.orders[self.rank]
-        for action in order:
-            if (needed := self._arrives(action)) is not None:
+        order = [(action, self._arrives(action)) for action in self.schedule.orders[self.rank]]
+        for _, needed in order:
+            if needed is not None:
                 self.transport.expect(needed.stage % self.schedule.ranks, needed, shape)
         times = []
-        for action in order:
-            needed = self._arrives(action)
+        for action, needed in order:
             arrived = self.transport.receive(needed) if needed is not None else None
             start = time.monotonic() - begun
             result = self._run(action, arrived, microbatches[action.microbatch])

@@ -20,7 +20,7 @@ class Action:
     microbatch: int
 
     def needs(self, stages: int) -> Action | None:
-        """The action that must end before this one, apart from earlier actions of the same stage."""
+        """The action whose result this one takes: of a neighboring stage, or of its own."""
         if self.kind == FORWARD:
             return Action(FORWARD, self.stage - 1, self.microbatch) if self.stage > 0 else None
         if self.kind == BACKWARD and self.stage < stages - 1:
@@ -57,11 +57,11 @@ class Schedule:
         """The share of a step in which a rank waits, by formula: all stages are alike, a backward pass takes twice as
         long as a forward pass, half of it is for the weights, and messages take no time.
         """
-        waiting = 3.0 * (self.ranks - 1)  # of a forward and a backward pass of one rank
+        waiting = 3.0 * (self.ranks - 1)  # 1 for each forward pass, 2 for each backward pass
         if self.name == "interleaved":
-            waiting /= self.stages // self.ranks  # these are passes of one stage
+            waiting /= self.stages // self.ranks  # a pass through one stage is so much shorter
         if self.splits_backward:
-            waiting /= 3
+            waiting /= 3  # only the forward pass remains
         return waiting / (3 * self.microbatches + waiting)
 
     def simulate(self) -> list[list[Timed]]:

@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import model
 import schedules
@@ -108,23 +109,27 @@ def draw(path: Path, panels: dict[str, tuple[Schedule, list[list[Timed]]]]) -> N
 
     figure, axes = plt.subplots(2 * len(panels), figsize=(11, 3 * len(panels)), squeeze=False)
     for row, (name, (schedule, measured)) in enumerate(panels.items()):
-        for axis, times, what in zip(
-            axes[2 * row : 2 * row + 2, 0], (schedule.simulate(), measured), ("by formula", "measured, s"), strict=True
-        ):
-            for rank, actions in enumerate(times):
-                for kind, color in COLORS.items():
-                    bars = [(one.start, one.end - one.start) for one in actions if one.action.kind == kind]
-                    axis.broken_barh(bars, (rank - 0.4, 0.8), facecolors=color, edgecolor="white", linewidth=0.5)
-                if what == "by formula":
-                    for one in actions:
-                        middle = (one.start + one.end) / 2
-                        axis.text(middle, rank, str(one.action.microbatch), ha="center", va="center", fontsize=6)
-            axis.set(yticks=range(schedule.ranks), ylabel="rank")
-            axis.invert_yaxis()
-            axis.set_title(f"{name}, {what}", loc="left", fontsize=9)
+        draw_times(axes[2 * row, 0], f"{name}, by formula", schedule.simulate(), numbered=True)
+        draw_times(axes[2 * row + 1, 0], f"{name}, measured, s", measured, numbered=False)
     figure.legend(handles=[Patch(color=COLORS[kind], label=NAMES[kind]) for kind in COLORS], ncols=3, loc="upper right")
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(path)
+
+
+def draw_times(axis: Any, title: str, times: list[list[Timed]], numbered: bool) -> None:
+    """numbered: each action shows its microbatch."""
+    for rank, actions in enumerate(times):
+        for one in actions:
+            bar = [(one.start, one.end - one.start)]
+            axis.broken_barh(
+                bar, (rank - 0.4, 0.8), facecolors=COLORS[one.action.kind], edgecolor="white", linewidth=0.5
+            )
+            if numbered:
+                middle = (one.start + one.end) / 2
+                axis.text(middle, rank, str(one.action.microbatch), ha="center", va="center", fontsize=6)
+    axis.set(yticks=range(len(times)), ylabel="rank")
+    axis.invert_yaxis()
+    axis.set_title(title, loc="left", fontsize=9)
 
 
 def main() -> None:

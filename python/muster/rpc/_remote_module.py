@@ -14,6 +14,8 @@ from muster.rpc._functions import export
 from muster.rpc._future import CallFuture
 from muster.rpc._rref import RRef, remote
 
+_IN_A_FUNCTION = "in a function that you call there with get_module_rref()"
+
 
 @export
 class RemoteModule(nn.Module):
@@ -72,17 +74,17 @@ class RemoteModule(nn.Module):
         self._refuse("parameters", "call remote_parameters()")
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("buffers", "read them in a function that you call there with get_module_rref()")
+        self._refuse("buffers", f"read them {_IN_A_FUNCTION}")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("state", "save it in a function that you call there with get_module_rref()")
+        self._refuse("state", f"save it {_IN_A_FUNCTION}")
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._refuse("state", "load it in a function that you call there with get_module_rref()")
+        self._refuse("state", f"load it {_IN_A_FUNCTION}")
 
     def _apply(self, *args: Any, **kwargs: Any) -> NoReturn:
         """For to(), half(), share_memory() and the like."""
-        self._refuse("parameters", "convert them in a function that you call there with get_module_rref()")
+        self._refuse("parameters", f"convert them {_IN_A_FUNCTION}")
 
     def _refuse(self, what: str, instead: str) -> NoReturn:
         worker = self.module_rref.owner_name()
