@@ -36,10 +36,10 @@ LAYERS = {
     "collective": ["kernels", "transport"],
     "flight": ["collective"],
     "group": ["flight", "store"],
-    "rpc": ["store"],
+    "rpc": ["flight", "store"],
     "steps": ["group"],
     "launch": ["store"],
-    "cli": ["launch", "group"],
+    "cli": ["launch", "group", "rpc"],
     "torch": ["group", "rpc", "steps", "store"],
 }
 # A header at the top of a layer's folder is public. A header in a subfolder is private unless it is listed here.
@@ -66,6 +66,7 @@ PUBLIC_HEADERS = {
     "launch/rendezvous/rendezvous_messages.h",
     "launch/workers/warm.h",
     "launch/workers/zygote_program.h",
+    "rpc/log/call_log_reader.h",
     "store/proxy/proxy.h",
     "store/server/server.h",
     "store/state/state.h",

@@ -173,7 +173,7 @@ def test_dump_of_a_process_without_groups() -> None:
     assert command is not None
     result = subprocess.run([command, "dump", str(os.getpid())], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert f"muster: dump: process {os.getpid()} has no muster group" in result.stderr
+    assert f"muster: dump: process {os.getpid()} has no muster group or RPC worker" in result.stderr
     result = subprocess.run([command, "trace", "--job", "absent"], capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert "no process of this user on this host has a muster group in the job absent" in result.stderr
+    assert "no process of this user on this host has a muster group or RPC worker in the job absent" in result.stderr

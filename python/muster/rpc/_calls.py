@@ -12,6 +12,7 @@ from muster.rpc._future import CallFuture
 from muster.rpc._serving import PICKLED_FUNCTION
 
 UNSET_TIMEOUT = -1.0
+_MOST_NOTE = 256
 
 
 def rpc_sync(
@@ -108,7 +109,12 @@ def named(func: Callable[..., Any] | str, args: Sequence[Any] | None) -> tuple[s
             f"{func!r} has no name that another worker could find: call a function that a module defines. Methods of "
             "objects can travel if all workers were started with allow_pickle=True"
         )
-    return PICKLED_FUNCTION, (func, *args)
+    return with_note(PICKLED_FUNCTION, getattr(func, "__qualname__", repr(type(func)))), (func, *args)
+
+
+def with_note(function: str, note: str) -> str:
+    """The name of a function, so that users see `note` in its place in errors and in `muster dump`."""
+    return f"{function}#{note[:_MOST_NOTE]}"
 
 
 def seconds_of(timeout: float) -> float:

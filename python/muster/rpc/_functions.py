@@ -62,8 +62,8 @@ def export(function: Any = None, *, name: str | None = None) -> Any:
 def _export(function: Any, name: str | None) -> Any:
     if not callable(function):
         raise TypeError(f"only a function or a class can be exported, not {function!r}")
-    if name is not None and ":" in name:
-        raise ValueError(f"the name of an exported function must not have a colon: {name!r}")
+    if name is not None and (":" in name or "#" in name):
+        raise ValueError(f"the name of an exported function must have no colon and no #: {name!r}")
     if name is not None and _exported.setdefault(name, function) is not function:
         raise ValueError(f"another function was exported as {name!r}")
     _exported[_qualified(function)] = function

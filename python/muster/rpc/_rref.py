@@ -114,7 +114,7 @@ class _Proxy:
         _check_method(name)
         rref, call, timeout = self._rref, self._call, self._timeout
         return lambda *args, **kwargs: call(
-            rref.owner_name(), call_method, (rref, name, *args), kwargs, timeout=timeout
+            rref.owner_name(), _calls.with_note(_CALL_METHOD, f"method {name}"), (rref, name, *args), kwargs, timeout
         )
 
     # Python does not look these up with __getattr__().
@@ -130,8 +130,11 @@ def _check_method(name: str) -> None:
         raise AttributeError(f"{name} is not public: other workers cannot call it")
 
 
-@export
-def call_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
+_CALL_METHOD = "muster.ref.call_method"
+
+
+@export(name=_CALL_METHOD)
+def _call_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
     _check_method(name)
     method = getattr(rref.local_value(), name)
     result = method(*args, **kwargs)
@@ -157,7 +160,7 @@ def remote(
     function, arguments = _calls.named(func, args)
     call = worker.agent.call(
         ref.owner,
-        _CREATE,
+        _calls.with_note(_CREATE, function.partition("#")[2] or function),
         [(*ref.id, function, arguments, dict(kwargs) if kwargs else {}), {}],
         _calls.seconds_of(timeout),
         False,
@@ -185,7 +188,7 @@ def _create(
             agent.fail_ref(creator, number, error)
 
     try:
-        result = _serving.result_of(function, args, kwargs)
+        result = _serving.result_of(function.partition("#")[0], args, kwargs)
     except BaseException as error:
         finish(error, None)
         return None

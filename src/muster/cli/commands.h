@@ -16,11 +16,15 @@ int run_command(const std::string& own_path, const std::vector<std::string>& arg
 int warm_command(const std::string& own_path, const std::vector<std::string>& args);
 /// `muster status [--watch] [--json] [RUN_ID]`: the jobs of this user's agents on this host. 1 if there is none.
 int status_command(const std::string& own_path, const std::vector<std::string>& args);
-/// `muster dump [PID...]`, `muster dump --job RUN_ID`: the last operations of the groups of running ranks, and what
-/// they wait for. Reads the memory of the ranks, because a rank may hang or be stopped. 1 if no group was found.
+/// `muster dump [PID...]`, `muster dump --job RUN_ID`: the last operations of the groups and the last remote calls of
+/// running processes, and what they wait for. Reads their memory, because they may hang or be stopped. 1 if none has
+/// any.
 int dump_command(const std::string& own_path, const std::vector<std::string>& args);
 /// `muster trace [-o FILE] [PID...]`: the last operations as a trace for Perfetto, with all ranks on one clock.
 int trace_command(const std::string& own_path, const std::vector<std::string>& args);
+/// `muster rpc top [PID...]`: the remote calls of running processes by function and peer, live. 1 if there is no
+/// worker.
+int rpc_command(const std::string& own_path, const std::vector<std::string>& args);
 /// `muster store`: serves a store or reads and writes one. 1 if a key is missing or a wait timed out, 3 if the store
 /// cannot be reached or refuses.
 int store_command(const std::string& own_path, const std::vector<std::string>& args);

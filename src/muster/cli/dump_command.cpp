@@ -9,8 +9,9 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 
-#include "muster/flight/recorder_reader.h"
+#include "muster/cli/choice_of_processes.h"
 #include "muster/flight/report.h"
 #include "muster/launch/failure.h"
 #include "muster/launch/options/command_line.h"
@@ -18,19 +19,19 @@
 namespace muster {
 namespace {
 
-using Recordings = std::vector<Recording>;
-
 /// The default for the text output. The JSON output has all operations by default.
 constexpr size_t kShown = 10;
-
-std::string time_text(Duration duration) {
-  const double seconds = std::chrono::duration<double>(duration).count();
-  if (seconds >= 1) return fmt::format("{:.1f} s", seconds);
-  return seconds >= 1e-3 ? fmt::format("{:.1f} ms", seconds * 1e3) : fmt::format("{:.1f} us", seconds * 1e6);
-}
+constexpr const char* kWhat = "muster group or RPC worker";
 
 std::string label(const Recording& recording) {
   return fmt::format("rank {} (host {}, pid {})", recording.rank, recording.host, recording.pid);
+}
+
+/// One line for an operation that has begun `since` before it was read.
+std::string line(Duration since, RecordState state, ErrorCode error, Duration lasted, const std::string& what) {
+  std::string outcome = name(state);
+  if (state == RecordState::kFailed) outcome += fmt::format(": {}", name(error));
+  return fmt::format("  {:>10} ago  {:<8} {:>10}  {}\n", time_text(since), outcome, time_text(lasted), what);
 }
 
 /// One line for each of the last operations; the newest is the last.
@@ -40,13 +41,29 @@ std::string history(const Recording& recording, size_t last) {
   for (size_t i = records.size() - std::min(last, records.size()); i < records.size(); ++i) {
     const Record& record = records[i];
     const TimePoint begin = record.started ? *record.started : record.submitted.value_or(recording.taken);
-    const Duration lasted = record.ended.value_or(recording.taken) - begin;
-    std::string state = name(record.state);
-    if (record.state == RecordState::kFailed) state += fmt::format(": {}", name(record.error));
-    text += fmt::format("  {:>10} ago  {:<8} {:>10}  {}\n", time_text(recording.taken - begin), state,
-                        time_text(lasted), record.with_site());
+    text += line(recording.taken - begin, record.state, record.error, record.ended.value_or(recording.taken) - begin,
+                 record.with_site());
   }
   return text;
+}
+
+std::string history(const rpc::CallRecording& worker, size_t last) {
+  std::string text;
+  for (const rpc::CallRecord& call : worker.last_calls(last)) {
+    const TimePoint begin = call.begun.value_or(worker.taken);
+    text +=
+        line(worker.taken - begin, call.state, call.error, call.ended.value_or(worker.taken) - begin, call.to_string());
+  }
+  return text;
+}
+
+std::string headline(const rpc::CallRecording& worker) {
+  const auto count = [&](rpc::CallSide side) {
+    return std::ranges::count_if(worker.calls,
+                                 [&](const rpc::CallRecord& call) { return call.side == side && call.is_under_way(); });
+  };
+  return fmt::format("{}, RPC group \"{}\"{}: {} calls and {} functions under way\n", worker.who(), worker.group,
+                     worker.stopped ? " [stopped]" : "", count(rpc::CallSide::kCaller), count(rpc::CallSide::kCallee));
 }
 
 std::string headline(const Recording& recording) {
@@ -81,53 +98,35 @@ std::string difference(const std::vector<const Recording*>& ranks) {
   return compose_report(states, kNoRank).text;
 }
 
-void show(const Recordings& chosen, const Recordings& all, size_t last) {
+void show(const FoundRecordings& chosen, const FoundRecordings& all, size_t last) {
   std::map<uint64_t, std::vector<const Recording*>> groups;
-  for (const Recording& recording : all) groups[recording.group_id].push_back(&recording);
+  for (const Recording& recording : all.groups) groups[recording.group_id].push_back(&recording);
   std::map<uint64_t, std::string> differences;
-  for (const Recording& recording : chosen) {
+  for (const Recording& recording : chosen.groups) {
     std::fputs((headline(recording) + history(recording, last)).c_str(), stdout);
     const std::string text = difference(groups[recording.group_id]);
     if (!text.empty()) differences[recording.group_id] = fmt::format("group \"{}\": {}\n", recording.group, text);
   }
+  for (const rpc::CallRecording& worker : chosen.workers) {
+    std::fputs((headline(worker) + history(worker, last)).c_str(), stdout);
+  }
   for (const auto& [id, text] : differences) std::fputs(text.c_str(), stdout);
+  std::set<uint64_t> shown;
+  for (const rpc::CallRecording& worker : chosen.workers) shown.insert(worker.group_id);
+  std::vector<rpc::CallRecording> workers = all.workers;
+  std::erase_if(workers, [&](const rpc::CallRecording& worker) { return !shown.contains(worker.group_id); });
+  std::fputs(rpc::describe_waits(workers, kShown).c_str(), stdout);
 }
 
-/// The processes that the user chooses: by PID, by job, or all.
-struct Choice {
-  std::vector<pid_t> pids;
-  std::string run_id;
-
-  void add_to(CLI::App& app) {
-    app.add_option("PID", pids, "the processes; by default all processes of this user on this host that have groups")
-        ->type_name("");
-    app.add_option("--job,-j", run_id, "all ranks of the job with this --rdzv-id on this host")->type_name("NAME");
+/// A process that was chosen by its PID must have recordings.
+Result<FoundRecordings> find_any(const ChoiceOfProcesses& choice) {
+  for (const pid_t pid : choice.pids) {
+    const ChoiceOfProcesses one{{pid}, {}};
+    if (find_recordings(one).empty()) return fail(ErrorCode::kNotFound, why_none(one, kWhat));
   }
-};
-
-/// Why a process has no recordings.
-std::string reason(pid_t pid) {
-  std::error_code error;
-  const std::filesystem::directory_iterator open(fmt::format("/proc/{}/fd", pid), error);
-  if (!error) return fmt::format("process {} has no muster group (or its MUSTER_RECORDER is 0)", pid);
-  if (error == std::errc::no_such_file_or_directory) return fmt::format("there is no process {}", pid);
-  return fmt::format("cannot look into process {}: {}", pid, error.message());
-}
-
-/// kNotFound if there are none, or if a process that was chosen by its PID has none.
-Result<Recordings> find_recordings(const Choice& choice) {
-  Recordings found;
-  for (const pid_t pid : choice.pids.empty() ? processes_with_recordings() : choice.pids) {
-    Recordings of_one = recordings_of(pid);
-    if (of_one.empty() && !choice.pids.empty()) return fail(ErrorCode::kNotFound, reason(pid));
-    for (Recording& recording : of_one)
-      if (!choice.pids.empty() || choice.run_id.empty() || recording.of_job(choice.run_id))
-        found.push_back(std::move(recording));
-  }
-  if (!found.empty()) return found;
-  const std::string of_job =
-      choice.run_id.empty() ? "" : " in the job " + choice.run_id + " (`muster status` lists the jobs)";
-  return fail(ErrorCode::kNotFound, "no process of this user on this host has a muster group" + of_job);
+  FoundRecordings found = find_recordings(choice);
+  if (found.empty()) return fail(ErrorCode::kNotFound, why_none(choice, kWhat));
+  return found;
 }
 
 /// Python draws the picture. It inherits the trace as a file without a name.
@@ -142,48 +141,51 @@ int draw(const std::string& own_path, const std::string& trace, const std::strin
 }  // namespace
 
 int dump_command(const std::string&, const std::vector<std::string>& args) {
-  Choice choice;
+  ChoiceOfProcesses choice;
   bool as_json = false;
   size_t last = kShown;
   CLI::App app(
-      "Shows the last operations of the groups of running ranks, and what they wait for. Ranks may hang or be stopped.",
+      "Shows the last operations of the groups and the last remote calls of running processes, and what they wait for. "
+      "The processes may hang or be stopped.",
       "muster dump");
   choice.add_to(app);
-  app.add_option("--last,-n", last, "number of operations of each group")
+  app.add_option("--last,-n", last, "number of operations of each group, and of calls of each RPC worker")
       ->check(number_between(0, 1e9, "a number from 0 up"))
       ->type_name("N")
       ->capture_default_str();
   app.add_flag("--json", as_json, "print one JSON array, with all operations unless --last is given");
   if (const auto end = parse_command_line(app, args)) return *end;
-  const auto chosen = find_recordings(choice);
+  const auto chosen = find_any(choice);
   if (!chosen) return print_error("dump", chosen.error().message, 1);
   if (as_json) {
-    std::puts(to_json(*chosen, app.count("--last") > 0 ? last : SIZE_MAX).c_str());
+    std::puts(rpc::to_json(chosen->groups, chosen->workers, app.count("--last") > 0 ? last : SIZE_MAX).c_str());
   } else {
-    show(*chosen, find_recordings(Choice()).value_or(Recordings()), last);
+    show(*chosen, find_recordings({}), last);
   }
   return 0;
 }
 
 int trace_command(const std::string& own_path, const std::vector<std::string>& args) {
-  Choice choice;
+  ChoiceOfProcesses choice;
   std::string path = "muster-trace.json";
   CLI::App app(
-      "Writes the last operations of running ranks as a trace for https://ui.perfetto.dev or chrome://tracing, or as a "
-      "picture of the last step of each rank that trains with muster.nn.DistributedDataParallel.",
+      "Writes the last operations and remote calls of running processes as a trace for https://ui.perfetto.dev or "
+      "chrome://tracing, or as a picture of the last step of each rank that trains with "
+      "muster.nn.DistributedDataParallel.",
       "muster trace");
   choice.add_to(app);
   app.add_option("-o,--output", path, "the file to write: the trace, or the picture if it ends in .png")
       ->type_name("FILE")
       ->capture_default_str();
   if (const auto end = parse_command_line(app, args)) return *end;
-  const auto chosen = find_recordings(choice);
+  const auto chosen = find_any(choice);
   if (!chosen) return print_error("trace", chosen.error().message, 1);
-  if (std::filesystem::path(path).extension() == ".png") return draw(own_path, to_trace(*chosen), path);
+  if (std::filesystem::path(path).extension() == ".png") return draw(own_path, to_trace(chosen->groups), path);
   std::ofstream file(path, std::ios::trunc);
-  file << to_trace(*chosen) << std::flush;
+  file << rpc::to_trace(chosen->groups, chosen->workers) << std::flush;
   if (!file) return print_error("trace", "cannot write " + path, 1);
-  std::printf("%s: %zu recording%s\n", path.c_str(), chosen->size(), chosen->size() == 1 ? "" : "s");
+  const size_t count = chosen->groups.size() + chosen->workers.size();
+  std::printf("%s: %zu recording%s\n", path.c_str(), count, count == 1 ? "" : "s");
   return 0;
 }
 

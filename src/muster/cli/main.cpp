@@ -36,6 +36,7 @@ constexpr Command kCommands[] = {
     {"dump", "[PID...]", "show what running ranks did last and what they wait for", dump_command},
     {"trace", "[-o FILE] [PID...]", "trace the last operations of running ranks, or draw their last step",
      trace_command},
+    {"rpc", "top [options] [PID...]", "show remote calls live: in flight, rates and latencies", rpc_command},
     {"store", "COMMAND [arguments]", "serve a store, or read and write one: get, set, ls, watch, stat", store_command},
     {"explain", "COLLECTIVE [options]", "show which algorithm a collective takes, how long, and its steps",
      explain_command},
@@ -50,6 +51,7 @@ std::vector<CommandSyntax> all_commands() {
   for (const auto& command : kCommands) {
     auto& syntax = all.emplace_back(CommandSyntax{command.name, command.summary, {}, {}});
     if (command.run == store_command) syntax.subcommands = store_subcommands();
+    if (command.run == rpc_command) syntax.subcommands = {{"top", "", {}, {}}};
     if (command.run == warm_command) syntax.subcommands = {{"status", "", {}, {}}, {"stop", "", {}, {}}};
     if (command.run == complete) syntax.subcommands = {{"bash", "", {}, {}}, {"zsh", "", {}, {}}, {"fish", "", {}, {}}};
   }
@@ -96,7 +98,7 @@ int help(const std::string& own_path, const Args& about) {
   if (!about.empty()) {
     for (const auto& command : kCommands) {
       if (about.front() != command.name) continue;
-      const bool has_commands = command.run == store_command || command.run == bench;
+      const bool has_commands = command.run == store_command || command.run == rpc_command || command.run == bench;
       Args args(about.begin() + 1, has_commands ? about.end() : about.begin() + 1);
       args.emplace_back("--help");
       return command.run(own_path, args);

@@ -1,10 +1,5 @@
 #include "muster/flight/recorder.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <time.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <charconv>
@@ -16,23 +11,11 @@
 
 #include "muster/base/log.h"
 #include "muster/flight/recorder_layout.h"
-#include "muster/io/outward_address.h"
 
 namespace muster {
 namespace {
 
 constexpr size_t kDefaultRecords = 1024;
-
-int64_t wall_clock_offset() {
-  timespec wall;
-  clock_gettime(CLOCK_REALTIME, &wall);
-  return wall.tv_sec * 1'000'000'000LL + wall.tv_nsec - steady_clock().now().ns;
-}
-
-template <size_t kSize>
-void put_text(char (&to)[kSize], std::string_view text) {
-  to[text.copy(to, kSize - 1)] = '\0';
-}
 
 uint64_t outcome(RecordState state, ErrorCode code = {}, Rank blamed = kNoRank) {
   return static_cast<uint64_t>(state) | static_cast<uint64_t>(code) << 8 |
@@ -81,42 +64,27 @@ uint64_t generation_of_job(const GroupSpec& membership) {
 std::unique_ptr<Recorder> Recorder::create(const GroupSpec& membership, size_t entries) {
   if (entries == 0) return nullptr;
   entries = std::bit_ceil(std::min(entries, kMaxRecords));
-  const size_t bytes = recorder_bytes(entries);
-  Fd fd(memfd_create(kRecorderName, MFD_CLOEXEC));
-  if (!fd || ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return nullptr;
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  if (memory == MAP_FAILED) return nullptr;
-  auto* header = new (memory) RecorderHeader{};
+  auto memory = ProcessMemory::create(kRecorderName, recorder_bytes(entries));
+  if (!memory) return nullptr;
+  auto* header = new (memory->data()) RecorderHeader{};
   header->entries = static_cast<uint32_t>(entries);
-  header->tick_kind = best_ticks();
-  header->pid = getpid();
   header->rank = membership.rank;
   header->size = membership.size;
   header->generation = generation_of_job(membership);
-  header->made = moment_now(header->tick_kind);
-  header->wall_clock_offset = wall_clock_offset();
   put_text(header->group, membership.name);
-  put_text(header->host, host_name());
-  const char* const run_id = std::getenv("MUSTER_RUN_ID");
-  if (run_id != nullptr) put_text(header->run_id, run_id);
   header->site_bytes = 1;  // the first text is empty
-  std::atomic_thread_fence(std::memory_order_release);
-  header->magic = kRecorderMagic;
-  return std::unique_ptr<Recorder>(new Recorder(memory, bytes, std::move(fd)));
+  memory->publish(kRecorderMagic);
+  return std::unique_ptr<Recorder>(new Recorder(std::move(*memory)));
 }
 
-Recorder::Recorder(void* memory, size_t bytes, Fd fd)
-    : memory_(memory),
-      bytes_(bytes),
-      fd_(std::move(fd)),
-      header_(*static_cast<RecorderHeader*>(memory)),
+Recorder::Recorder(ProcessMemory memory)
+    : memory_(std::move(memory)),
+      header_(*reinterpret_cast<RecorderHeader*>(memory_.data())),
       // The kernel has zeroed this memory, and zero is the initial value of both tables.
       sites_(*reinterpret_cast<RecorderSites*>(&header_ + 1)),
       entries_(reinterpret_cast<RecorderEntry*>(&sites_ + 1)),
       mask_(header_.entries - 1),
-      tick_kind_(header_.tick_kind) {}
-
-Recorder::~Recorder() { munmap(memory_, bytes_); }
+      tick_kind_(header_.process.tick_kind) {}
 
 Recorder::Ticket Recorder::submitted(const Operation& operation, Start start) {
   write(operation.call.sequence, operation.call.pack(), operation.input.bytes(), operation.output.bytes(),

@@ -10,8 +10,7 @@
 #include "muster/collective/group_spec.h"
 #include "muster/collective/operation.h"
 #include "muster/flight/call_site.h"
-#include "muster/flight/ticks.h"
-#include "muster/io/fd.h"
+#include "muster/flight/process_memory.h"
 
 namespace muster {
 
@@ -53,7 +52,6 @@ class Recorder {
   static std::unique_ptr<Recorder> create(const GroupSpec& membership, size_t entries);
   /// The number of entries from MUSTER_RECORDER; 1024 by default.
   static size_t entries_from_environment();
-  ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
@@ -72,7 +70,7 @@ class Recorder {
   void set_group(const std::string& transport, uint64_t id);
 
  private:
-  Recorder(void* memory, size_t bytes, Fd fd);
+  explicit Recorder(ProcessMemory memory);
   RecorderEntry* find(Ticket ticket);
   RecorderEntry& replace(Ticket ticket);
   void write(Ticket ticket, const std::array<uint64_t, 4>& call, size_t input_bytes, size_t output_bytes, CallSite site,
@@ -80,9 +78,7 @@ class Recorder {
   void publish_site(CallSite site);
   bool publish(CallSite site, const std::string& text);
 
-  void* memory_;
-  size_t bytes_;
-  Fd fd_;  ///< kept open, because readers find the memory through /proc/<pid>/fd
+  ProcessMemory memory_;
   RecorderHeader& header_;
   RecorderSites& sites_;
   RecorderEntry* entries_;

@@ -5,12 +5,10 @@
 #include <cstdint>
 
 #include "muster/flight/call_site.h"
-#include "muster/flight/ticks.h"
+#include "muster/flight/process_memory.h"
 
-// The memory of a flight recorder: a memfd named kRecorderName with one RecorderHeader, a table of call sites and a
-// ring of RecorderEntry. Its process writes it, other processes read it. Internal to recorder.cpp and
-// recorder_reader.cpp. Readers check everything, because the memory belongs to another process and changes while they
-// read.
+// The memory of a flight recorder: process_memory.h with the name kRecorderName. It has one RecorderHeader, a table of
+// call sites and a ring of RecorderEntry. Internal to recorder.cpp and recorder_reader.cpp.
 //
 // Invariants and memory order. One thread at a time writes an entry; there is no lock, and readers never wait.
 // - RecorderEntry::ticket is a sequence lock. The writer stores 0, then a release fence, then the other words, then the
@@ -21,33 +19,27 @@
 //   the times, so a reader that sees kDone usually sees the end time too. The reader tolerates a missing time.
 // - RecorderSites: the text is written first, then its offset with release. A text never changes, so a reader that sees
 //   an offset finds its text. The reader takes texts from the second copy, which is newer than the entries.
-// - RecorderHeader: all fields are written before `magic`, except group_id, transport and site_bytes. `transport` is
+// - RecorderHeader: all fields are written before the magic number, except group_id, transport and site_bytes.
+// `transport` is
 //   written before group_id, which is stored with release. site_bytes is only for the writer, under its mutex.
 namespace muster {
 
 inline constexpr const char* kRecorderName = "muster-recorder";
 // Its first byte in memory is 0xab, and no text begins with this byte.
-inline constexpr uint64_t kRecorderMagic = 0x33304345525453ab;
+inline constexpr uint64_t kRecorderMagic = 0x34304345525453ab;
 inline constexpr size_t kMaxRecords = 1 << 16;
 inline constexpr size_t kSiteTextBytes = 96 << 10;
 
 struct alignas(128) RecorderHeader {
-  uint64_t magic;
+  ProcessMemoryHeader process;
   uint32_t entries;  ///< a power of two
-  TickKind tick_kind;
-  int32_t pid;
   int32_t rank;
   int32_t size;
-  uint32_t unused;
+  std::atomic<uint32_t> site_bytes;  ///< used bytes of RecorderSites::texts
   uint64_t generation;
   std::atomic<uint64_t> group_id;
-  Moment made;                ///< when this memory was made; a reader takes a second moment and computes the scale
-  int64_t wall_clock_offset;  ///< ns to add to CLOCK_MONOTONIC for the time since 1970
-  char group[256];            ///< truncated, and ends with a zero, like the texts below
-  char host[64];
+  char group[256];  ///< truncated, and ends with a zero, like the text below
   char transport[24];
-  char run_id[256];                  ///< of the job of `muster run`; else empty
-  std::atomic<uint32_t> site_bytes;  ///< used bytes of RecorderSites::texts
 };
 
 struct RecorderSites {

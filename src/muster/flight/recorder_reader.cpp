@@ -1,55 +1,15 @@
 #include "muster/flight/recorder_reader.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
-#include <fstream>
-#include <memory>
 #include <sstream>
 
 #include "muster/flight/recorder_layout.h"
 
 namespace muster {
 namespace {
-
-/// Reads the whole memory at once. It is not mapped, because its process could shrink it while the reader uses the
-/// mapping.
-Result<Bytes> copy_of(const Fd& memory) {
-  struct stat info {};
-  if (fstat(memory.get(), &info) != 0) return fail_errno(errno, "cannot look at a recorder");
-  if (info.st_size < 0 || static_cast<size_t>(info.st_size) > recorder_bytes(kMaxRecords)) {
-    return fail(ErrorCode::kProtocol, "a recorder has an impossible size");
-  }
-  Bytes bytes(static_cast<size_t>(info.st_size));
-  const ssize_t got = pread(memory.get(), bytes.data(), bytes.size(), 0);
-  if (got != static_cast<ssize_t>(bytes.size())) return fail_errno(errno, "cannot read a recorder");
-  return bytes;
-}
-
-template <size_t kSize>
-std::string exact_text(const char (&from)[kSize]) {
-  return {from, strnlen(from, kSize)};
-}
-
-template <size_t kSize>
-std::string text_of(const char (&from)[kSize]) {
-  std::string text = exact_text(from);
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; }, '?');
-  return text;
-}
-
-/// The object at `offset` of a copy. The caller has checked the offset.
-template <class T>
-const T& part(const Bytes& copy, size_t offset) {
-  return *reinterpret_cast<const T*>(copy.data() + offset);
-}
 
 std::string site_text(const RecorderSites& sites, uint64_t site) {
   if (site > kMaxCallSites) return "";
@@ -161,34 +121,6 @@ void join_parts(std::vector<Recording>& recordings) {
   std::erase_if(recordings, [](const Recording& recording) { return recording.size == 0; });
 }
 
-/// The PID of the process in its innermost PID namespace. The kernel lists the innermost PID last.
-pid_t inner_pid(pid_t pid) {
-  std::ifstream status(fmt::format("/proc/{}/status", pid));
-  for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with("NSpid:")) continue;
-    std::istringstream numbers(line.substr(6));
-    pid_t inner = pid;
-    while (numbers >> inner) {
-    }
-    return inner;
-  }
-  return pid;
-}
-
-template <class Visit>
-void each_entry(const std::string& folder, Visit visit) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir(folder.c_str()), closedir);
-  if (!open) return;
-  while (const dirent* entry = readdir(open.get())) visit(std::string(entry->d_name));
-}
-
-bool is_recorder(const std::string& path) {
-  char target[64];
-  const ssize_t size = readlink(path.c_str(), target, sizeof(target));
-  return size > 0 &&
-         std::string_view(target, static_cast<size_t>(size)).starts_with(std::string("/memfd:") + kRecorderName);
-}
-
 }  // namespace
 
 std::string Record::to_string() const {
@@ -215,52 +147,27 @@ const Record* Recording::last_begun() const {
   return found == records.rend() ? nullptr : &*found;
 }
 
-bool Recording::of_job(const std::string& name) const {
-  return !name.empty() && run_id == name.substr(0, sizeof(RecorderHeader::run_id) - 1);
-}
-
 Result<Recording> read_recording(const Fd& memory) {
-  MUSTER_ASSIGN(const Bytes copy, copy_of(memory));
-  MUSTER_ASSIGN(const Bytes again, copy_of(memory));
-  const auto fits = [&](const Bytes& bytes) {
-    if (bytes.size() < sizeof(RecorderHeader)) return false;
-    const auto& header = part<RecorderHeader>(bytes, 0);
-    return header.magic == kRecorderMagic && bytes.size() == recorder_bytes(header.entries);
-  };
-  if (!fits(copy) || copy.size() != again.size())
+  MUSTER_ASSIGN(const MemoryCopies copies, copy_memory(memory, recorder_bytes(kMaxRecords)));
+  const Bytes& copy = copies.first;
+  const auto* header = copy.size() < sizeof(RecorderHeader) ? nullptr : &part<RecorderHeader>(copy, 0);
+  if (header == nullptr || header->process.magic != kRecorderMagic || copy.size() != recorder_bytes(header->entries)) {
     return fail(ErrorCode::kProtocol, "this is not a recorder of this version");
-  const auto& header = part<RecorderHeader>(copy, 0);
+  }
   Recording recording;
-  recording.pid = header.pid;
-  recording.host = text_of(header.host);
-  recording.group = text_of(header.group);
-  recording.transport = text_of(header.transport);
-  recording.run_id = exact_text(header.run_id);
-  recording.rank = header.rank;
-  recording.size = header.size;
-  recording.generation = header.generation;
-  recording.group_id = header.group_id.load(std::memory_order_acquire);
-  recording.wall_clock_offset = header.wall_clock_offset;
-  const TickKind kind = header.tick_kind == TickKind::kCounter ? TickKind::kCounter : TickKind::kNanoseconds;
-  const Moment now = moment_now(kind);
-  recording.taken = TimePoint{now.ns};
-  parse_entries(copy, again, header.entries, TickScale(kind, header.made, now), recording);
+  const TickScale scale = read_header(header->process, recording);
+  recording.group = text_of(header->group);
+  recording.transport = text_of(header->transport);
+  recording.rank = header->rank;
+  recording.size = header->size;
+  recording.generation = header->generation;
+  recording.group_id = header->group_id.load(std::memory_order_acquire);
+  parse_entries(copy, copies.second, header->entries, scale, recording);
   return recording;
 }
 
 std::vector<Recording> recordings_of(pid_t pid) {
-  const std::string folder = fmt::format("/proc/{}/fd/", pid);
-  const pid_t owner = inner_pid(pid);
-  std::vector<Recording> found;
-  each_entry(folder, [&](const std::string& name) {
-    if (!is_recorder(folder + name)) return;
-    const Fd memory(open((folder + name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!memory) return;
-    if (auto recording = read_recording(memory); recording && recording->pid == owner) {
-      recording->stopped = is_stopped(pid);
-      found.push_back(std::move(*recording));
-    }
-  });
+  std::vector<Recording> found = read_memories(pid, kRecorderName, read_recording);
   std::sort(found.begin(), found.end(), [](const Recording& a, const Recording& b) {
     return std::tie(a.group, a.rank) < std::tie(b.group, b.rank);
   });
@@ -268,28 +175,6 @@ std::vector<Recording> recordings_of(pid_t pid) {
   return found;
 }
 
-std::vector<pid_t> processes_with_recordings() {
-  std::vector<pid_t> found;
-  each_entry("/proc", [&](const std::string& name) {
-    pid_t pid = 0;
-    const auto read = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (read.ec != std::errc() || read.ptr != name.data() + name.size()) return;
-    const std::string folder = "/proc/" + name + "/fd/";
-    bool has = false;
-    each_entry(folder, [&](const std::string& fd) { has = has || is_recorder(folder + fd); });
-    if (has) found.push_back(pid);
-  });
-  std::sort(found.begin(), found.end());
-  return found;
-}
-
-bool is_stopped(pid_t pid) {
-  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  std::getline(stat, line);
-  const size_t name_end = line.rfind(')');  // a program's name may contain any character
-  return name_end != std::string::npos && name_end + 2 < line.size() &&
-         (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
-}
+std::vector<pid_t> processes_with_recordings() { return processes_with_memory(kRecorderName); }
 
 }  // namespace muster

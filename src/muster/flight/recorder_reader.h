@@ -8,8 +8,8 @@
 
 #include "muster/base/clock.h"
 #include "muster/collective/call.h"
+#include "muster/flight/process_memory.h"
 #include "muster/flight/recorder.h"
-#include "muster/io/fd.h"
 
 namespace muster {
 
@@ -41,17 +41,12 @@ struct RecordedSpan : Span {
 };
 
 /// The contents of a recorder at one moment.
-struct Recording {
-  pid_t pid = 0;  ///< as its own process sees it
-  std::string host, group, transport;
-  std::string run_id;  ///< of the job that `muster run` started; empty: none
+struct Recording : ProcessState {
+  std::string group, transport;
   Rank rank = kNoRank;
   int size = 0;
   uint64_t generation = 0;
   uint64_t group_id = 0;            ///< equal at all ranks of one group, and different in other groups
-  TimePoint taken;                  ///< when it was read
-  int64_t wall_clock_offset = 0;    ///< ns to add to steady_clock() for the time since 1970
-  bool stopped = false;             ///< recordings_of(): its process is stopped, by a signal or a debugger
   std::vector<Record> records;      ///< oldest first
   std::vector<RecordedSpan> spans;  ///< of the training that uses this group; oldest first
 
@@ -59,8 +54,6 @@ struct Recording {
   const Record* find(uint64_t sequence) const;
   /// The last collective that has at least begun.
   const Record* last_begun() const;
-  /// True if it belongs to the job of that name. A recorder holds the first 255 bytes of the name.
-  bool of_job(const std::string& name) const;
 };
 
 /// kProtocol for memory that is not a recorder of this version. Operations that change while it reads are left out.
@@ -70,9 +63,6 @@ Result<Recording> read_recording(const Fd& memory);
 std::vector<Recording> recordings_of(pid_t pid);
 /// The processes of this user on this host that have recordings.
 std::vector<pid_t> processes_with_recordings();
-/// True if a signal or a debugger has stopped the process.
-bool is_stopped(pid_t pid);
-
 /// JSON for tools: an array with an object for each recording, and at most the `last` operations of each.
 std::string to_json(const std::vector<Recording>& recordings, size_t last);
 /// A trace for Perfetto and Chrome, of recordings of one host: a process for each rank, a thread for each group, and

@@ -42,6 +42,7 @@ class TickScale {
  public:
   TickScale(TickKind kind, const Moment& first, const Moment& second);
   TimePoint time_of(int64_t ticks) const;
+  double ns_per_tick() const { return ns_per_tick_; }
 
  private:
   Moment first_;

@@ -78,7 +78,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   virtual ~Agent() = default;
 
   virtual const WorkerInfo& self() const = 0;
-  /// Makes a function callable. kAlreadyExists if there is one with this name.
+  /// Makes a function callable. kAlreadyExists if there is one with this name, kInvalidArgument if it contains '#':
+  /// what follows that in a call is a note for users (rpc/function_table.h).
   virtual Result<> add_function(const std::string& name, Handler handler, FunctionOptions options) = 0;
   /// Called for functions that were not added. At most one; kAlreadyExists for a second one.
   virtual Result<> add_fallback(Handler handler) = 0;

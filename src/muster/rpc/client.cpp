@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <system_error>
 
+#include "muster/rpc/function_table.h"
 #include "muster/transport/transport.h"
 
 namespace muster::rpc {
@@ -40,8 +41,8 @@ CallError local_error(ErrorCode code, std::string message, Rank rank) {
 }
 
 Client::Client(LoopDriver& driver, LinkTable& links, Directory& directory, const EndpointOptions& options,
-               const WorkerRecord& self)
-    : driver_(driver), links_(links), directory_(directory), options_(options), self_(self) {
+               const WorkerRecord& self, CallLog& log)
+    : driver_(driver), links_(links), directory_(directory), options_(options), self_(self), log_(log) {
   check_heartbeats();
 }
 
@@ -50,6 +51,7 @@ Client::Client(LoopDriver& driver, LinkTable& links, Directory& directory, const
 void Client::begin(const CallPtr& call) {
   const Deadline deadline = Deadline::after(call->options.timeout);
   call->deadline = pending_.emplace_hint(pending_.end(), deadline.when(), call);
+  call->logged = log_.begin(CallSide::kCaller, shown_name(call->function), call->to, call->arguments.footprint());
 }
 
 void Client::dispatch(const CallPtr& call) {
@@ -90,6 +92,8 @@ void Client::send(Callee& callee, OutgoingCall& call) {
   const Duration left = call.deadline->first - steady_clock().now();
   header.timeout_us = static_cast<uint64_t>(std::max(left, Duration::zero()) / 1us);
   callee.channel->write(header, call.function, call.arguments);
+  CallLog::set_request(call.logged, callee.record.worker.id, call.id);
+  log_.started(call.logged);
   if (!call.options.idempotent) call.arguments = {};
 }
 
@@ -98,6 +102,7 @@ void Client::finish(OutgoingCall& call, CallResult result) {
   const CallPtr shared = std::move(call.deadline->second);
   pending_.erase(call.deadline);
   call.arguments = {};  // a Future may keep the call for long
+  log_.end(call.logged, result);
   if (!result) result.error().error = result.error().error.in(call.to_string());
   for (auto& callback : call.finish(std::move(result))) {
     driver_.add_callback([shared, callback = std::move(callback)] { callback(); });

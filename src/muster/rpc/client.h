@@ -25,7 +25,7 @@ namespace muster::rpc {
 class Client {
  public:
   Client(LoopDriver& driver, LinkTable& links, Directory& directory, const EndpointOptions& options,
-         const WorkerRecord& self);
+         const WorkerRecord& self, CallLog& log);
 
   /// Counts the call as pending from now on.
   void begin(const CallPtr& call);
@@ -93,6 +93,7 @@ class Client {
   Directory& directory_;
   const EndpointOptions& options_;
   const WorkerRecord& self_;
+  CallLog& log_;
   std::multimap<TimePoint, CallPtr> pending_;  ///< all calls that have not ended, by deadline
   std::unordered_map<Rank, std::shared_ptr<Callee>> callees_;
   std::unordered_map<std::string, Rank> names_;                     ///< the worker that has a name now

@@ -8,9 +8,11 @@
 #include <system_error>
 #include <thread>
 
+#include "muster/base/hash.h"
 #include "muster/base/host_name.h"
 #include "muster/base/log.h"
 #include "muster/base/random.h"
+#include "muster/flight/recorder.h"
 #include "muster/io/outward_address.h"
 #include "muster/rpc/client.h"
 #include "muster/rpc/server.h"
@@ -44,6 +46,9 @@ Result<> check_options(const EndpointOptions& options) {
   if (options.heartbeat_timeout < 100ms) return invalid("heartbeat_timeout must be at least 100 ms");
   return {};
 }
+
+/// A number that all workers of a group have, and no others. The secret cannot be computed from it.
+uint64_t group_id(const EndpointOptions& options) { return fnv1a(options.group, fnv1a(options.credentials.secret)); }
 
 /// The agent over muster's own links: one end of all calls of this process. The client makes calls, the server runs
 /// them; both use one link table and one driver, whose lock guards everything.
@@ -162,6 +167,7 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   Endpoint(EndpointOptions options, int id, std::unique_ptr<Directory> directory, std::unique_ptr<Loop> loop)
       : options_(std::move(options)),
         directory_(std::move(directory)),
+        log_(Recorder::entries_from_environment(), options_.group, group_id(options_), options_.name, id),
         driver_(std::move(loop), *this, {.grace = kGrace, .max_tasks = options_.max_handlers}) {
     self_.worker = {options_.name, id};
     self_.host = host_name();
@@ -170,8 +176,8 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     LinkIdentity identity{id, kMaxWorkers, "rpc/" + options_.group, 0, options_.credentials};
     identity.retry_refused = false;
     links_.emplace(driver_.loop(), std::move(identity), options_.tcp_streams);
-    client_.emplace(driver_, *links_, *directory_, options_, self_);
-    server_.emplace(driver_, *links_, functions_, options_);
+    client_.emplace(driver_, *links_, *directory_, options_, self_, log_);
+    server_.emplace(driver_, *links_, functions_, options_, log_);
     links_->set_events(
         {.linked = [this](Rank rank, LinkTable::Side side, Link& link) { on_linked(rank, side, link); },
          .lost = [this](Rank rank, LinkTable::Side side, const Error& why) { on_lost(rank, side, why); },
@@ -245,6 +251,8 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     });
     if (!cancel) return client_->finish(*call, tl::unexpected(CallError{cancel.error(), {}, {}}));
     call->cancel_here = std::move(*cancel);
+    CallLog::set_request(call->logged, self_.worker.id, 0);
+    log_.started(call->logged);
   }
 
   void on_linked(Rank rank, LinkTable::Side side, Link& link) {
@@ -323,11 +331,12 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   TimePoint next_deadline() const override { return client_->next_deadline(); }
   void flush() override { server_->flush(); }
 
-  EndpointOptions options_;  ///< does not change once the endpoint has joined
+  EndpointOptions options_;  ///< does not change from the time the endpoint has joined until it has ended
   const std::unique_ptr<Directory> directory_;
   WorkerRecord self_;  ///< does not change once the endpoint has joined
   FunctionTable functions_;
-  LoopDriver driver_;  ///< its lock guards the fields below
+  CallLog log_;  ///< guarded by the driver's lock, as the fields below
+  LoopDriver driver_;
   std::optional<LinkTable> links_;
   std::optional<Client> client_;
   std::optional<Server> server_;

@@ -13,7 +13,18 @@ constexpr size_t kMaxListed = 8;
 
 }  // namespace
 
+std::string_view name_without_note(std::string_view called) { return called.substr(0, called.find(kNote)); }
+
+std::string_view shown_name(std::string_view called) {
+  const size_t note = called.find(kNote);
+  return note == std::string_view::npos || note + 1 == called.size() ? called.substr(0, note) : called.substr(note + 1);
+}
+
 Result<> FunctionTable::add(const std::string& name, Handler handler, FunctionOptions options) {
+  if (name.find(kNote) != std::string::npos) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("the name of a function must not contain {}: \"{}\"", kNote, name));
+  }
   const std::lock_guard lock(mutex_);
   auto function = std::make_shared<const Function>(std::move(handler), options);
   if (functions_.try_emplace(name, std::move(function)).second) return {};
@@ -33,12 +44,13 @@ FunctionTable::FunctionPtr FunctionTable::find(const std::string& name) const {
   return found == functions_.end() ? fallback_ : found->second;
 }
 
-bool FunctionTable::is_idempotent(const std::string& name) const {
-  const FunctionPtr function = find(name);
+bool FunctionTable::is_idempotent(std::string_view called) const {
+  const FunctionPtr function = find(std::string(name_without_note(called)));
   return function && function->options.idempotent;
 }
 
 void FunctionTable::run(Request request, Responder responder) const {
+  request.function.resize(name_without_note(request.function).size());
   if (const FunctionPtr function = find(request.function)) {
     function->running.fetch_add(1, std::memory_order_relaxed);
     function->handler(std::move(request), std::move(responder));

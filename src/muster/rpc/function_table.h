@@ -4,19 +4,32 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 
 #include "muster/rpc/agent.h"
 
 namespace muster::rpc {
 
+/// A call may name its function "NAME#NOTE". Then the function NAME runs, and users see NOTE: the method that
+/// "call the method of a reference" calls, for example.
+inline constexpr char kNote = '#';
+/// The end of a note that is longer than this is cut off by those who write it.
+inline constexpr size_t kMaxNoteBytes = 256;
+/// Of a name in a call: NAME.
+std::string_view name_without_note(std::string_view called);
+/// Of a name in a call: NOTE, or NAME if there is none.
+std::string_view shown_name(std::string_view called);
+
 /// The functions that other workers may call. Thread-safe.
 class FunctionTable {
  public:
+  /// kInvalidArgument for a name with kNote.
   Result<> add(const std::string& name, Handler handler, FunctionOptions options);
   Result<> add_fallback(Handler handler);
-  bool is_idempotent(const std::string& name) const;
-  /// Runs the function that the request names. If there is none, the call fails with kNotFound.
+  bool is_idempotent(std::string_view called) const;
+  /// Runs the function that the request names, and gives it the request without the note. If there is none, the call
+  /// fails with kNotFound.
   void run(Request request, Responder responder) const;
   /// The names of the functions that have not returned, sorted, for a message.
   std::string running() const;
@@ -30,7 +43,7 @@ class FunctionTable {
   };
   // Shared, because a function runs without the lock.
   using FunctionPtr = std::shared_ptr<const Function>;
-  FunctionPtr find(const std::string& name) const;
+  FunctionPtr find(const std::string& name) const;  ///< without a note
   std::string names() const;
 
   mutable std::mutex mutex_;  ///< guards the fields below

@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include "muster/rpc/function_table.h"
+
 namespace muster::rpc {
 
-std::string OutgoingCall::to_string() const { return fmt::format("call of \"{}\" at worker \"{}\"", function, to); }
+std::string OutgoingCall::to_string() const {
+  return fmt::format("call of \"{}\" at worker \"{}\"", shown_name(function), to);
+}
 
 bool PeerCalls::add(CallPtr call) {
   if (waiting_.size() >= limits_.queued) return false;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/rpc/call.h"
+#include "muster/rpc/log/call_log.h"
 
 namespace muster::rpc {
 
@@ -24,6 +25,7 @@ struct OutgoingCall : CallState {
   bool waits = false;  ///< for its worker to be found, for a connection, or for room in the window
   std::list<std::shared_ptr<OutgoingCall>>::iterator place;  ///< in the list of waiting calls, while it waits
   bool retried = false;
+  LoggedCall logged;
   std::function<void()> cancel_here;  ///< of a call to this worker itself
 
   /// "call of "f" at worker "ps"".

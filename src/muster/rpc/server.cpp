@@ -31,7 +31,14 @@ class Server::ServedCall : public LoopDriver::Task,
                            public Responder::Sink,
                            public std::enable_shared_from_this<ServedCall> {
  public:
-  ServedCall(Server& server, Request request) : server_(server), owner_(server.owner_), request_(std::move(request)) {}
+  ServedCall(Server& server, Request request, uint64_t id)
+      : server_(server),
+        owner_(server.owner_),
+        request_(std::move(request)),
+        logged_(server.log_.begin(CallSide::kCallee, shown_name(request_.function), request_.from.name,
+                                  request_.arguments.footprint())) {
+    CallLog::set_request(logged_, request_.from.id, id);
+  }
 
   /// Needs the lock. A call that has not started does not keep its arguments.
   void cancel() {
@@ -62,6 +69,7 @@ class Server::ServedCall : public LoopDriver::Task,
     return false;
   }
   void run_function() {
+    server_.log_.started(logged_);
     request_.canceled_ = std::shared_ptr<const std::atomic<bool>>(shared_from_this(), &canceled_);
     server_.functions_.run(std::move(request_), Responder(shared_from_this()));
   }
@@ -69,6 +77,7 @@ class Server::ServedCall : public LoopDriver::Task,
   Server& server_;
   const std::weak_ptr<void> owner_;
   Request request_;
+  LoggedCall logged_;  ///< ended with the lock
 
  private:
   std::atomic<bool> canceled_ = false;
@@ -78,7 +87,7 @@ class Server::ServedCall : public LoopDriver::Task,
 class Server::RemoteCall final : public ServedCall {
  public:
   RemoteCall(Server& server, Request request, std::shared_ptr<Caller> by, const ParsedMessage& message)
-      : ServedCall(server, std::move(request)),
+      : ServedCall(server, std::move(request), message.header.id),
         caller(std::move(by)),
         id(message.header.id),
         footprint(message.footprint),
@@ -92,7 +101,7 @@ class Server::RemoteCall final : public ServedCall {
       return refuse(ErrorCode::kPeerLost,
                     fmt::format("the connection broke while this call was running, and \"{}\" was not added as "
                                 "idempotent: it may have run",
-                                request_.function));
+                                shown_name(request_.function)));
     }
     if (one_way) server_.acknowledge(*this);
     run_function();
@@ -103,7 +112,7 @@ class Server::RemoteCall final : public ServedCall {
   const bool one_way;
 
  private:
-  void send(CallResult result) override { server_.finish(*this, std::move(result)); }
+  void send(CallResult result) override { server_.finish(*this, std::move(result), logged_); }
 
   const bool retry_;
 };
@@ -111,7 +120,7 @@ class Server::RemoteCall final : public ServedCall {
 class Server::SelfCall final : public ServedCall {
  public:
   SelfCall(Server& server, Request request, bool one_way, std::function<void(CallResult)> done)
-      : ServedCall(server, std::move(request)), one_way_(one_way), done_(std::move(done)) {}
+      : ServedCall(server, std::move(request), 0), one_way_(one_way), done_(std::move(done)) {}
   void run() override {
     if (!claim()) return;
     if (one_way_) done_(Message());
@@ -120,6 +129,10 @@ class Server::SelfCall final : public ServedCall {
 
  private:
   void send(CallResult result) override {
+    {
+      const auto lock = server_.driver_.lock();
+      server_.log_.end(logged_, result);
+    }
     done_(std::move(result));
     const auto lock = server_.driver_.lock();
     --server_.running_;
@@ -266,8 +279,9 @@ void Server::acknowledge(RemoteCall& call) {
   if (remove(call)) write(call, Kind::kStarted, {});
 }
 
-void Server::finish(RemoteCall& call, CallResult result) {
+void Server::finish(RemoteCall& call, CallResult result, LoggedCall& logged) {
   const auto lock = driver_.lock();
+  log_.end(logged, result);
   if (closed_) return;
   --running_;
   driver_.notify();

@@ -10,6 +10,7 @@
 #include "muster/rpc/channel.h"
 #include "muster/rpc/endpoint.h"
 #include "muster/rpc/function_table.h"
+#include "muster/rpc/log/call_log.h"
 #include "muster/transport/links/link_table.h"
 
 namespace muster::rpc {
@@ -18,8 +19,9 @@ namespace muster::rpc {
 /// and sends the results. Not thread-safe: guarded by the driver's lock, unless a comment says otherwise.
 class Server {
  public:
-  Server(LoopDriver& driver, LinkTable& links, const FunctionTable& functions, const EndpointOptions& options)
-      : driver_(driver), links_(links), functions_(functions), options_(options) {}
+  Server(LoopDriver& driver, LinkTable& links, const FunctionTable& functions, const EndpointOptions& options,
+         CallLog& log)
+      : driver_(driver), links_(links), functions_(functions), options_(options), log_(log) {}
 
   /// The object that this one is a part of. A function may keep its Responder for longer than that lives.
   void set_owner(std::weak_ptr<void> owner) { owner_ = std::move(owner); }
@@ -54,7 +56,7 @@ class Server {
   Result<> on_announced(Caller& caller, const ParsedMessage& message);
   Result<> on_hello(Caller& caller, const ParsedMessage& hello);
   void on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message);
-  void finish(RemoteCall& call, CallResult result);
+  void finish(RemoteCall& call, CallResult result, LoggedCall& logged);
   void acknowledge(RemoteCall& call);
   void write(RemoteCall& call, Kind kind, const Message& message);
   void on_written(Caller& caller);
@@ -65,6 +67,7 @@ class Server {
   LinkTable& links_;
   const FunctionTable& functions_;
   const EndpointOptions& options_;
+  CallLog& log_;
   std::weak_ptr<void> owner_;
   std::unordered_map<Rank, std::shared_ptr<Caller>> callers_;
   std::vector<std::shared_ptr<Caller>> corked_;  ///< callers with results that flush() will write

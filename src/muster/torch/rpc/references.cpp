@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "muster/rpc/function_table.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/rpc/autograd/context.h"
 #include "muster/torch/rpc/codec.h"
@@ -39,6 +40,10 @@ void reply_with_value(RefService& refs, const std::shared_ptr<Responder>& respon
 }
 
 }  // namespace
+
+std::string creation_of(const std::string& function) {
+  return std::string(kCreate) + kNote + std::string(shown_name(function).substr(0, kMaxNoteBytes));
+}
 
 Result<> add_fetch(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd) {
   const auto handler = [weak = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd)](auto reply) {

@@ -35,6 +35,8 @@ Future wait_for_value(const Ref& ref, const CallOptions& options);
 /// The function that makes the value of a reference. Its arguments by position are the reference's creator and number,
 /// the name of a function, and the arguments of that by position and by name.
 inline constexpr const char* kCreate = "muster.ref.create";
+/// The name by which remote() calls it, with a note: users see the function that makes the value.
+std::string creation_of(const std::string& function);
 /// Begins its arguments, up to the name of the function. Those of the function, and an empty dict, must follow.
 void begin_create(ValueWriter& out, const Ref& ref, const std::string& function);
 /// Reads what begin_create() has written, and accepts the reference. Throws ErrorException if the creator is not the

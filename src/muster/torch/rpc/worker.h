@@ -150,7 +150,7 @@ class Worker {
     begin_create(out, *ref, function);
     detail::write_arguments(out, arguments...);
     out.begin_dict(0);
-    const Future creation = call_with_refs(*refs_, to, kCreate, std::move(out), options);
+    const Future creation = call_with_refs(*refs_, to, creation_of(function), std::move(out), options);
     creation.then([ref](const CallResult&) {});  // it must outlive the call that creates it
     return RRef<T>(ref, creation);
   }

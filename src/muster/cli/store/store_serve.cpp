@@ -1,4 +1,4 @@
-#include "muster/cli/store_serve.h"
+#include "muster/cli/store/store_serve.h"
 
 #include <signal.h>
 

@@ -1,4 +1,4 @@
-#include "muster/cli/store_show.h"
+#include "muster/cli/store/store_show.h"
 
 #include <fmt/format.h>
 

@@ -10,8 +10,8 @@
 #include <iterator>
 #include <map>
 
-#include "muster/cli/store_serve.h"
-#include "muster/cli/store_show.h"
+#include "muster/cli/store/store_serve.h"
+#include "muster/cli/store/store_show.h"
 #include "muster/launch/failure.h"
 #include "muster/launch/options/command_line.h"
 #include "muster/launch/options/option_values.h"
