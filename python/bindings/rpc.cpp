@@ -9,6 +9,7 @@
 #include "muster/rpc/endpoint.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/rpc/autograd.h"
+#include "muster/torch/rpc/process_group_relay.h"
 #include "muster/torch/rpc/references.h"
 #include "muster/torch/rpc/remote_error.h"
 #include "muster/torch/store.h"
@@ -395,12 +396,14 @@ class PyAgent {
 std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store>>& store, const std::string& name,
                               const std::string& group, const std::optional<std::string>& transports,
                               const std::optional<std::string>& interface, int max_handlers, bool fixed_members,
-                              double lease, double timeout) {
+                              double lease, double timeout,
+                              const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& process_group) {
   rpc::EndpointOptions options;
   options.name = name;
   options.group = group;
   if (transports) options.transports = *transports;
   if (interface) options.interface = *interface;
+  if (process_group) options.relay = value_or_throw(rpc::relay_over(*process_group));
   options.max_handlers = max_handlers;
   options.fixed_members = fixed_members;
   options.timeout = PyAgent::duration(timeout);
@@ -464,7 +467,7 @@ void bind_rpc(py::module_& module) {
       .def("fail", &PyResponder::fail);
   module.def("rpc_join", &join, py::arg("store"), py::arg("name"), py::arg("group"), py::arg("transports"),
              py::arg("interface"), py::arg("max_handlers"), py::arg("fixed_members"), py::arg("lease"),
-             py::arg("timeout"), no_gil);
+             py::arg("timeout"), py::arg("process_group"), no_gil);
 }
 
 }  // namespace muster::python

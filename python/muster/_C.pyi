@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 from torch import Tensor, dtype
-from torch._C._distributed_c10d import Backend, ReduceOp, Work
+from torch._C._distributed_c10d import Backend, ProcessGroup, ReduceOp, Work
 from torch._C._distributed_c10d import Store as _C10dStore
 from torch._C._distributed_rpc import RpcAgent as RpcAgentBase
 from torch.futures import Future
@@ -42,6 +42,7 @@ def rpc_join(
     fixed_members: bool,
     lease: float,
     timeout: float,
+    process_group: ProcessGroup | None,
 ) -> RpcAgent: ...
 
 class _BoundClass(type): ...  # pybind11's

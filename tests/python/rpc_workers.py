@@ -24,6 +24,7 @@ def run_workers(
     body: Callable[..., Any],
     *arguments: Any,
     fixed: bool = True,
+    over: str | None = None,
     lost: tuple[int, ...] = (),
     timeout: float = 120,
     **init: Any,
@@ -32,11 +33,12 @@ def run_workers(
     in the order of the ranks.
 
     fixed: the job has a world_size.
+    over: the workers use a process group of this backend.
     lost: ranks that are expected to die without an answer.
     """
     with tempfile.TemporaryDirectory() as folder:
         own = [(rank, size if fixed else None, f"{folder}/store") for rank in range(size)]
-        return run_processes(_worker_main, own, (init, body, arguments), lost, timeout)
+        return run_processes(_worker_main, own, (init, body, arguments, over and (over, size)), lost, timeout)
 
 
 def _worker_main(
@@ -47,10 +49,14 @@ def _worker_main(
     init: dict[str, Any],
     body: Callable[..., Any],
     arguments: tuple[Any, ...],
+    over: tuple[str, int] | None,
 ) -> None:
     torch.set_num_threads(1)
     os.environ.pop("MUSTER_STORE", None)
     try:
+        if over:
+            dist.init_process_group(over[0], store=dist.FileStore(f"{store}.group"), rank=rank, world_size=over[1])
+            init = {"backend": "process_group", **init}
         options = rpc.Options(rpc_timeout=CALL_TIMEOUT, join_timeout=CALL_TIMEOUT)
         init = {"rpc_backend_options": options, **init}
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=size, store=dist.FileStore(store), **init)

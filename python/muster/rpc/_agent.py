@@ -18,8 +18,9 @@ from muster.rpc import _functions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch.distributed import Store
+    from torch.distributed import ProcessGroup, Store
 
+_OWN_BACKENDS = ("muster", "tensorpipe", "backendtype.tensorpipe")
 LONGEST = 365 * 86_400.0  # seconds, of a wait without a limit
 _LAST_WAIT = 2.0  # for workers that have left already, but not yet this process's store
 
@@ -46,6 +47,8 @@ class Options:
     interface: where to listen, by name or address (MUSTER_INTERFACE).
     lease: a worker that died, or is cut off for so long, holds no references any more (RRef).
     group: workers of different groups do not see each other.
+    process_group: of the backend "process_group"; by default the one of init_process_group(). Each of its ranks must be
+        a worker. It must not be destroyed before shutdown().
     """
 
     rpc_timeout: float = 60.0
@@ -56,6 +59,7 @@ class Options:
     interface: str | None = None
     lease: float = 60.0
     group: str = "rpc"
+    process_group: ProcessGroup | None = None
 
 
 class _Worker(NamedTuple):
@@ -84,6 +88,8 @@ def init_rpc(
     """Makes this process a worker that others call by `name`, and that can call them. Waits until `world_size` workers
     have joined.
 
+    backend: "muster" by default. "process_group" carries the calls by send and receive of a process group for CPU
+        tensors, over Gloo, MPI or any other backend of torch.distributed. It is slower, but works wherever that does.
     rank, world_size: by default those of `muster run`. With a world_size of 0, or without one in a program that was
         started otherwise, the worker waits for no others, and workers may come and go at any time.
     rpc_backend_options: an Options, or torch's.
@@ -95,11 +101,13 @@ def init_rpc(
     Raises ValueError if this process is a worker already, muster.Error if a living worker has the name, and
     muster.TimeoutError if workers are missing.
     """
-    if backend is not None and str(backend).lower() not in ("muster", "tensorpipe", "backendtype.tensorpipe"):
-        raise ValueError(f"muster.rpc has no backend {backend!r}")
+    over_group = str(backend).lower() == "process_group"
+    if backend is not None and not over_group and str(backend).lower() not in _OWN_BACKENDS:
+        raise ValueError(f"muster.rpc has no backend {backend!r}: it has 'muster' and 'process_group'")
     if is_initialized():
         raise ValueError(f"this process is the worker {current().agent.name!r} already: call shutdown() first")
     options = options_of(rpc_backend_options)
+    process_group = _process_group(options, name) if over_group else None
     launched = store is None and "MUSTER_STORE" in os.environ
     if launched and world_size is None and rank < 0:
         world_size = int(os.environ["WORLD_SIZE"])
@@ -123,6 +131,7 @@ def init_rpc(
             fixed_members=world_size is not None,
             lease=options.lease,
             timeout=options.join_timeout,
+            process_group=process_group,
         )
         _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store)
         from muster.rpc import _leaving
@@ -135,6 +144,17 @@ def init_rpc(
         except BaseException:
             _leave(agent, os.getpid())
             raise
+
+
+def _process_group(options: Options, name: str) -> ProcessGroup:
+    from torch.distributed import group
+
+    process_group = options.process_group or group.WORLD
+    if process_group is None:
+        raise ValueError(
+            f"worker {name!r} has no process group: call init_process_group() first, or give Options(process_group=...)"
+        )
+    return process_group
 
 
 def options_of(given: Any) -> Options:

@@ -266,23 +266,34 @@ void Client::fail_calls_to_left(const std::string& name, std::list<CallPtr>& cal
   });
 }
 
-Result<> Client::add_callee(const WorkerRecord& record) {
+/// The address and the transport by which this worker dials the other one.
+Result<LinkTable::Endpoint> Client::endpoint_of(const WorkerRecord& record) const {
+  LinkTable::Endpoint endpoint{record.to_string(), record.process, {}, Transport::kUnix};
+  if (options_.relay) {
+    MUSTER_ASSIGN(const Address route, options_.relay->route(record.local_address));
+    endpoint.address = route.to_string();
+    return endpoint;
+  }
   const bool local =
       !record.local_address.empty() && !self_.local_address.empty() && record.memory_domain == self_.memory_domain;
-  const std::string& address = local ? record.local_address : record.tcp_address;
-  if (address.empty()) {
+  endpoint.address = local ? record.local_address : record.tcp_address;
+  endpoint.transport = local ? parse_transports(options_.transports).value().front() : Transport::kTcp;
+  if (endpoint.address.empty()) {
     return fail(ErrorCode::kUnavailable, fmt::format("{} is on another host and does not accept TCP; allow tcp in the "
                                                      "transports of all workers",
                                                      record.to_string()));
   }
-  MUSTER_TRY(Address::parse(address));
+  MUSTER_TRY(Address::parse(endpoint.address));
+  return endpoint;
+}
+
+Result<> Client::add_callee(const WorkerRecord& record) {
+  MUSTER_ASSIGN(LinkTable::Endpoint endpoint, endpoint_of(record));
   const Rank id = record.worker.id;
   names_[record.worker.name] = id;
   if (callees_.contains(id)) return {};
-  const Transport transport = local ? parse_transports(options_.transports).value().front() : Transport::kTcp;
-  const LinkTable::Endpoint endpoint{record.to_string(), record.process, address, transport};
   const PeerCalls::Limits limits{options_.max_queued_calls, kMaxCallsInFlight, kMaxBytesInFlight};
-  callees_.emplace(id, std::make_shared<Callee>(record, endpoint, limits));
+  callees_.emplace(id, std::make_shared<Callee>(record, std::move(endpoint), limits));
   return {};
 }
 

@@ -77,6 +77,7 @@ class Client {
   void run_look_ups();
   bool on_looked_up(const std::string& name, const Result<std::optional<WorkerRecord>>& found);
   void fail_calls_to_left(const std::string& name, std::list<CallPtr>& calls);
+  Result<LinkTable::Endpoint> endpoint_of(const WorkerRecord& record) const;
   Result<> add_callee(const WorkerRecord& record);
   void forget(Callee& callee);
   void send_waiting(Callee& callee);

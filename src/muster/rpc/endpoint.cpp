@@ -219,13 +219,16 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   }
 
   Result<> listen() {
-    MUSTER_ASSIGN(const auto transports, parse_transports(options_.transports));
+    MUSTER_ASSIGN(const auto transports, parse_transports(options_.relay ? "unix" : options_.transports));
     const auto lock = driver_.lock();
     if (transports.front() != Transport::kTcp) {
       std::array<uint8_t, 12> name;
       fill_secure_random(name);
       const Address address = Address::unix_abstract("muster-rpc-" + to_hex(name));
       MUSTER_ASSIGN(self_.local_address, links_->listen(address, transports.front()));
+    }
+    if (options_.relay) {
+      MUSTER_ASSIGN(self_.local_address, options_.relay->publish(Address::parse(self_.local_address).value()));
     }
     if (std::ranges::count(transports, Transport::kTcp) != 0) {
       Address address = outward_address();
@@ -321,6 +324,7 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     if (driver_.stop(lock, deadline)) {
       links_.reset();
       driver_.close_loop();
+      options_.relay.reset();
     }
     return driver_.stopped();
   }

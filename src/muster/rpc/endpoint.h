@@ -6,6 +6,7 @@
 
 #include "muster/io/connection.h"
 #include "muster/rpc/agent.h"
+#include "muster/rpc/relay.h"
 #include "muster/store/store.h"
 
 namespace muster::rpc {
@@ -17,6 +18,8 @@ struct EndpointOptions {
   std::string interface;      ///< for TCP, by name or address; empty: io/outward_address.h chooses
   /// Which transports may be used, best first: "shm", "unix" and "tcp". Workers of one host use the first one.
   std::string transports = "shm,tcp";
+  /// Carries all connections, in place of the transports above. All workers of the group have one, or none.
+  std::shared_ptr<Relay> relay;
   int tcp_streams = 1;    ///< connections in each TCP link, 1 to 16, the same at all workers
   int max_handlers = 16;  ///< functions that run at a time; a function that waits for a call does not count
   uint64_t max_message_bytes = uint64_t{16} << 30;
