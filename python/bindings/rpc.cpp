@@ -299,6 +299,7 @@ class PyAgent {
   }
 
   PyRef new_ref(const std::string& owner) { return PyRef(refs_->create(owner)); }
+  PyAlias alias(const at::Tensor& tensor) { return PyAlias(rpc::Alias(*refs_, tensor)); }
   void accept_ref(int creator, uint64_t number, const std::pair<std::string, int>& by) {
     refs_->accept({creator, number}, {by.first, by.second});
   }
@@ -434,12 +435,20 @@ void bind_rpc(py::module_& module) {
       .def_property_readonly("is_owner", [](const PyRef& ref) { return ref.ref->is_owner(); })
       .def_property_readonly("id",
                              [](const PyRef& ref) { return std::pair(ref.ref->id().creator, ref.ref->id().number); });
+  py::class_<PyAlias>(module, "RpcAlias").def_property_readonly("tensor", [](const PyAlias& alias) {
+    return alias.alias.tensor();
+  });
+  module.def(
+      "rpc_empty_shared",
+      [](const std::vector<int64_t>& sizes, c10::ScalarType dtype) { return rpc::empty_shared(sizes, dtype); },
+      py::arg("sizes"), py::arg("dtype"));
   py::class_<PyAgent>(module, "RpcAgent")
       .def_property_readonly("name", &PyAgent::name)
       .def_property_readonly("id", &PyAgent::id)
       .def("call", &PyAgent::call, py::arg("to"), py::arg("function"), py::arg("arguments"), py::arg("timeout"),
            py::arg("one_way"), py::arg("idempotent"), py::arg("context"), py::arg("keep") = nullptr)
       .def("new_ref", &PyAgent::new_ref)
+      .def("alias", &PyAgent::alias)
       .def("accept_ref", &PyAgent::accept_ref)
       .def("set_ref", &PyAgent::set_ref)
       .def("fail_ref", &PyAgent::fail_ref)

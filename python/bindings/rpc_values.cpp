@@ -53,6 +53,12 @@ PyTypeObject* ref_class() {
   return reinterpret_cast<PyTypeObject*>(type.ptr());
 }
 
+/// The class muster.rpc.Alias.
+PyTypeObject* alias_class() {
+  const auto& type = once<py::object>([] { return py::module_::import("muster._C").attr("RpcAlias"); });
+  return reinterpret_cast<PyTypeObject*>(type.ptr());
+}
+
 py::object read_pickled(ValueReader& in, int depth) {
   const std::string_view bytes = in.bytes_value();
   const py::bytes pickled(bytes.data(), bytes.size());
@@ -129,6 +135,7 @@ void write_object(ValueWriter& out, py::handle handle, int depth) {
     }
     return;
   }
+  if (Py_TYPE(object) == alias_class()) return out.put_alias(handle.cast<const PyAlias&>().alias);
   if (Py_TYPE(object) == ref_class()) return out.put_ref(handle.attr("_ref").cast<const PyRef&>().ref);
   write_pickled(out, handle, depth);
 }
@@ -164,6 +171,8 @@ py::object read_object(ValueReader& in, int depth) {
       return check(THPVariable_Wrap(in.tensor_value()));
     case Tag::kObject:
       return read_pickled(in, depth);
+    case Tag::kAlias:
+      return check(THPVariable_Wrap(in.alias_value()));
     case Tag::kRef:
       return py::handle(reinterpret_cast<PyObject*>(ref_class())).attr("_of")(PyRef(in.ref_value()));
   }

@@ -4,6 +4,7 @@
 
 #include "bindings.h"
 #include "muster/rpc/ref_service.h"
+#include "muster/torch/rpc/alias.h"
 #include "muster/torch/rpc/value.h"
 
 namespace muster::python {
@@ -22,6 +23,17 @@ const T& once(Make make) {
 void write_object(rpc::ValueWriter& out, py::handle object, int depth = 0);
 /// Reads what write_object() and C++ have written.
 py::object read_object(rpc::ValueReader& in, int depth = 0);
+
+/// muster.rpc.Alias.
+struct PyAlias {
+  rpc::Alias alias;
+  explicit PyAlias(rpc::Alias given) : alias(std::move(given)) {}
+  ~PyAlias() {
+    const py::gil_scoped_release no_gil;  // as ~PyRef()
+    alias.release();
+  }
+  PyAlias(PyAlias&&) = default;
+};
 
 /// A remote reference as muster.rpc.RRef holds it.
 struct PyRef {

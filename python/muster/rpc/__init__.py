@@ -20,16 +20,20 @@ from muster.rpc._functions import allow, export
 from muster.rpc._future import Future, collect_all, wait_all
 from muster.rpc._remote_module import RemoteModule
 from muster.rpc._rref import RRef, remote
+from muster.rpc._shared import Alias, alias, empty_shared
 
 __all__ = [
+    "Alias",
     "Future",
     "Options",
     "RRef",
     "RemoteModule",
     "WorkerInfo",
+    "alias",
     "allow",
     "autograd",
     "collect_all",
+    "empty_shared",
     "export",
     "functions",
     "get_worker_info",

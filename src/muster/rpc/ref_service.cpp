@@ -63,16 +63,36 @@ RefService::~RefService() { stop(); }
 Result<std::shared_ptr<RefService>> RefService::start(std::shared_ptr<Agent> agent, Options options) {
   const std::shared_ptr<RefService> service(new RefService(std::move(agent), options));
   MUSTER_TRY(service->add_functions());
-  service->leases_ =
-      std::thread([weak = std::weak_ptr(service), stop = service->stop_, interval = options.lease / kRenewals] {
-        for (std::unique_lock lock(stop->mutex);;) {
-          if (stop->changed.wait_for(lock, interval, [&] { return stop->requested; })) return;
-          lock.unlock();
-          if (const auto alive = weak.lock()) alive->keep_leases();
-          lock.lock();
-        }
-      });
+  service->background_ = std::thread([weak = std::weak_ptr(service), wake = service->wake_,
+                                      interval = options.lease / kRenewals] { run_thread(weak, *wake, interval); });
   return service;
+}
+
+void RefService::run_thread(const std::weak_ptr<RefService>& weak, Wake& wake, Duration interval) {
+  TimePoint next = steady_clock().now() + interval;
+  for (bool stop = false; !stop;) {
+    std::vector<RefPtr> dropped;  // without the lock
+    {
+      std::unique_lock lock(wake.mutex);
+      const Duration pause = std::max(next - steady_clock().now(), Duration::zero());
+      wake.changed.wait_for(lock, pause, [&] { return wake.stop || !wake.dropped.empty(); });
+      std::swap(dropped, wake.dropped);
+      stop = wake.stop;
+    }
+    dropped.clear();
+    if (stop || steady_clock().now() < next) continue;
+    if (const auto alive = weak.lock()) alive->keep_leases();
+    next = steady_clock().now() + interval;
+  }
+}
+
+/// Once the thread has ended, a reference that is dropped makes no call.
+void RefService::drop_later(RefPtr ref) {
+  Wake& wake = *ref->service()->wake_;
+  const std::lock_guard lock(wake.mutex);
+  if (wake.stop) return;
+  wake.dropped.push_back(std::move(ref));
+  wake.changed.notify_all();
 }
 
 Result<> RefService::add_functions() {
@@ -263,7 +283,7 @@ void RefService::renew_all() {
 
 void RefService::stop() {
   if (getpid() != pid_) {
-    if (leases_.joinable()) leases_.detach();
+    if (background_.joinable()) background_.detach();
     return;
   }
   OwnedRefs values({}, {});  // destroyed without the lock, as the callbacks
@@ -275,13 +295,13 @@ void RefService::stop() {
     std::swap(waiting_, unused);
   }
   {
-    const std::lock_guard lock(stop_->mutex);
-    stop_->requested = true;
+    const std::lock_guard lock(wake_->mutex);
+    wake_->stop = true;
   }
-  stop_->changed.notify_all();
-  if (!leases_.joinable()) return;
-  if (leases_.get_id() == std::this_thread::get_id()) return leases_.detach();
-  leases_.join();
+  wake_->changed.notify_all();
+  if (!background_.joinable()) return;
+  if (background_.get_id() == std::this_thread::get_id()) return background_.detach();
+  background_.join();
 }
 
 std::pair<size_t, size_t> RefService::counts() const {

@@ -80,6 +80,9 @@ class RefService : public std::enable_shared_from_this<RefService> {
   Result<RefPtr> receive(const std::string& owner, const RefId& id, int sender);
   static constexpr int kReplied = -1;
 
+  /// Drops a reference on the service's own thread: for a thread that may hold a lock of the agent, or any other one.
+  static void drop_later(RefPtr ref);
+
   /// Ends the service: references that are dropped later are not released. Values are destroyed.
   void stop();
   const WorkerInfo& self() const { return agent_->self(); }
@@ -96,12 +99,15 @@ class RefService : public std::enable_shared_from_this<RefService> {
   void keep_leases();
   void renew_all();
 
-  /// Ends the thread that keeps the leases. That thread may be the one that drops the last reference to the service.
-  struct Stop {
+  /// What the service's thread waits for. It shares this, because it may be the one that drops the last reference to
+  /// the service.
+  struct Wake {
     std::mutex mutex;
     std::condition_variable changed;
-    bool requested = false;
+    std::vector<RefPtr> dropped;
+    bool stop = false;
   };
+  static void run_thread(const std::weak_ptr<RefService>& weak, Wake& wake, Duration interval);
 
   const std::shared_ptr<Agent> agent_;
   const Options options_;
@@ -112,8 +118,8 @@ class RefService : public std::enable_shared_from_this<RefService> {
   std::unordered_map<RefId, std::vector<Callback>> waiting_;
   uint64_t created_ = 0;
   bool stopped_ = false;
-  const std::shared_ptr<Stop> stop_ = std::make_shared<Stop>();
-  std::thread leases_;
+  const std::shared_ptr<Wake> wake_ = std::make_shared<Wake>();
+  std::thread background_;  ///< keeps the leases
 };
 
 }  // namespace muster::rpc

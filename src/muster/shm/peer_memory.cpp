@@ -7,7 +7,7 @@
 
 namespace muster {
 
-Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Location& location, size_t bytes) {
+Result<const PeerMemory::Mapping*> PeerMemory::find(pid_t pid, const Arena::Location& location, size_t bytes) {
   if (location.offset > location.segment_bytes || bytes > location.segment_bytes - location.offset) {
     return fail(ErrorCode::kProtocol, "a tensor in shared memory extends beyond its segment");
   }
@@ -16,12 +16,22 @@ Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Location& location, siz
     if (mapping->bytes != location.segment_bytes)
       return fail(ErrorCode::kProtocol, "a peer announced two sizes for one segment of tensors");
     mappings_.splice(mappings_.end(), mappings_, mapping);
-    return mapping->memory.get() + location.offset;
+    return &*mapping;
   }
   MUSTER_ASSIGN(Mapping mapping, open(pid, location));
   if (mappings_.size() == kMaxMappings) mappings_.pop_front();
   mappings_.push_back(std::move(mapping));
-  return mappings_.back().memory.get() + location.offset;
+  return &mappings_.back();
+}
+
+Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Location& location, size_t bytes) {
+  MUSTER_ASSIGN(const Mapping* const mapping, find(pid, location, bytes));
+  return mapping->memory.get() + location.offset;
+}
+
+Result<std::shared_ptr<uint8_t>> PeerMemory::share(pid_t pid, const Arena::Location& location, size_t bytes) {
+  MUSTER_ASSIGN(const Mapping* const mapping, find(pid, location, bytes));
+  return std::shared_ptr<uint8_t>(mapping->memory, mapping->memory.get() + location.offset);
 }
 
 void PeerMemory::add_known(uint64_t segment) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <list>
+#include <memory>
 #include <set>
 
 #include "muster/shm/arena.h"
@@ -24,6 +25,8 @@ class PeerMemory {
   /// The address here of `bytes` at `location` of process `pid`, valid until kMaxMappings other segments are mapped.
   /// kUnavailable if the system does not let processes see each other's files, kProtocol for an invalid location.
   Result<uint8_t*> map(pid_t pid, const Arena::Location& location, size_t bytes);
+  /// The same, but the address is valid for as long as the result is kept.
+  Result<std::shared_ptr<uint8_t>> share(pid_t pid, const Arena::Location& location, size_t bytes);
 
   /// The own segments that all peers have mapped before; the last kMaxMappings of them. For a segment that is dropped
   /// from this list, the peers only confirm once more.
@@ -35,8 +38,9 @@ class PeerMemory {
     pid_t pid;
     uint64_t segment;
     size_t bytes;
-    MappedMemory memory;
+    std::shared_ptr<uint8_t[]> memory;
   };
+  Result<const Mapping*> find(pid_t pid, const Arena::Location& location, size_t bytes);
   static Result<Mapping> open(pid_t pid, const Arena::Location& location);
 
   std::list<Mapping> mappings_;  ///< the least recently used first

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "muster/torch/exception.h"
+#include "muster/torch/rpc/alias.h"
 #include "muster/torch/rpc/value.h"
 
 namespace muster::rpc {
@@ -22,7 +23,7 @@ namespace muster::rpc {
 /// C++                                             value, and type in Python
 /// bool, integers, float and double                bool, int, float
 /// std::string                                     str
-/// at::Tensor                                      torch.Tensor
+/// at::Tensor; Alias, to write                     torch.Tensor
 /// std::optional<T>                                None, or as T
 /// std::vector<T>                                  list
 /// std::pair<A, B>, std::tuple<Ts...>              tuple
@@ -111,9 +112,16 @@ template <>
 struct Codec<at::Tensor> {
   static void write(ValueWriter& out, const at::Tensor& value) { out.put_tensor(value); }
   static at::Tensor read(ValueReader& in) {
-    in.expect(Tag::kTensor);
-    return in.tensor_value();
+    if (in.peek() != Tag::kAlias) return in.expect(Tag::kTensor), in.tensor_value();
+    in.next();
+    return in.alias_value();
   }
+};
+
+/// Arrives as an at::Tensor.
+template <>
+struct Codec<Alias> {
+  static void write(ValueWriter& out, const Alias& value) { out.put_alias(value); }
 };
 
 /// The result of a function that returns void.

@@ -6,13 +6,17 @@
 //           | (tensor) dtype:u8 dims:u8 requires_grad:u8 zero:u8 segment:u32 size:i64[dims]
 //           | (object) length:u32 byte[length] parts:value
 //           | (ref) creator:i32 number:u64 owner_length:u32 owner:byte[owner_length]
+//           | (alias) dtype:u8 dims:u8 zero:u8 zero:u8 zero:u32 size:i64[dims]
+//                     pid:i32 fd:i32 memory:u64 memory_bytes:u64 offset:u64 domain_length:u32
+//                     domain:byte[domain_length] and the body of a ref
 //
 // In a context of distributed autograd, the head begins with a record: mark:u8 context:i64 sender:i32 number:u64
 // tensors:u32 name_length:u32 name:byte[name_length]. Sender, number and name are those of the worker that sends it.
 //
 // Strings are UTF-8. An object is a pickle, and the list of the tensors and references that it refers to. A tensor's
-// elements are one segment, in C order. Its dtype is a c10::ScalarType. Little-endian. The arguments of a call are a
-// list of two values: a tuple of those by position, and a dict of those by name.
+// elements are one segment, in C order. Its dtype is a c10::ScalarType. An alias is a tensor in shared memory: a place
+// in a file of the process `pid` in the PID namespace `domain`, and a reference that keeps it. Little-endian. The
+// arguments of a call are a list of two values: a tuple of those by position, and a dict of those by name.
 #include "muster/torch/rpc/value.h"
 
 #include <ATen/ops/from_blob.h>
@@ -24,7 +28,9 @@
 #include <limits>
 #include <memory>
 
+#include "muster/io/host_identity.h"
 #include "muster/torch/exception.h"
+#include "muster/torch/rpc/alias.h"
 #include "muster/torch/rpc/autograd/context.h"
 #include "muster/torch/tensor.h"
 
@@ -43,6 +49,12 @@ constexpr size_t kMaxDims = 64;
 /// Begins the record of a context. No tag has this value.
 constexpr uint8_t kContextMark = 0xAC;
 constexpr size_t kTensorCountAt = sizeof kContextMark + sizeof(int64_t) + sizeof(int32_t) + sizeof(uint64_t);
+
+/// The PID namespace of this process.
+const std::string& own_domain() {
+  static const std::string kDomain = process_domain();
+  return kDomain;
+}
 
 [[noreturn]] void reject(const std::string& what) {
   throw_error(Error{ErrorCode::kProtocol, "a value of an RPC message is invalid: " + what});
@@ -76,10 +88,10 @@ Buffer elements_of(const at::Tensor& tensor) {
 }  // namespace
 
 const char* name(Tag tag) {
-  static constexpr const char* kNames[] = {"None",     "a bool",          "a bool",     "an int",  "a float",
-                                           "a string", "bytes",           "a list",     "a tuple", "a dict",
-                                           "a tensor", "a Python object", "a reference"};
-  static_assert(std::size(kNames) == static_cast<size_t>(Tag::kRef) + 1);
+  static constexpr const char* kNames[] = {
+      "None",   "a bool",  "a bool", "an int",   "a float",         "a string",    "bytes",
+      "a list", "a tuple", "a dict", "a tensor", "a Python object", "a reference", "a tensor in shared memory"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Tag::kAlias) + 1);
   return kNames[static_cast<size_t>(tag)];
 }
 
@@ -138,6 +150,12 @@ void ValueWriter::put_bytes(Tag tag, std::string_view bytes) {
   put_raw(bytes.data(), bytes.size());
 }
 
+void ValueWriter::put_sized(std::string_view bytes) {
+  const auto length = static_cast<uint32_t>(bytes.size());
+  put_raw(&length, sizeof length);
+  put_raw(bytes.data(), bytes.size());
+}
+
 void ValueWriter::begin(Tag tag, size_t count) {
   if (count > std::numeric_limits<uint32_t>::max()) {
     throw_error(Error{ErrorCode::kInvalidArgument, c10::str(name(tag), " of ", count, " parts is too long to send")});
@@ -162,16 +180,30 @@ void ValueWriter::put_tensor(const at::Tensor& tensor) {
   if (context_ && tensor.requires_grad()) in_graph_.push_back(tensor);
 }
 
-void ValueWriter::put_ref(const RefPtr& ref) {
-  put(Tag::kRef);
+void ValueWriter::put_ref_body(const RefPtr& ref) {
   const int32_t creator = ref->id().creator;
   const uint64_t number = ref->id().number;
-  const auto length = static_cast<uint32_t>(ref->owner().size());
   put_raw(&creator, sizeof creator);
   put_raw(&number, sizeof number);
-  put_raw(&length, sizeof length);
-  put_raw(ref->owner().data(), length);
+  put_sized(ref->owner());
   refs_.push_back(ref);
+}
+
+void ValueWriter::put_ref(const RefPtr& ref) {
+  put(Tag::kRef);
+  put_ref_body(ref);
+}
+
+void ValueWriter::put_alias(const Alias& alias) {
+  put(Tag::kAlias);
+  const at::Tensor& tensor = alias.tensor();
+  const TensorHeader header{static_cast<uint8_t>(tensor.scalar_type()), static_cast<uint8_t>(tensor.dim()), 0, 0, 0};
+  put_raw(&header, sizeof header);
+  put_raw(tensor.sizes().data(), tensor.sizes().size() * sizeof(int64_t));
+  const AliasPlace place = alias.place();
+  put_raw(&place, sizeof place);
+  put_sized(own_domain());
+  put_ref_body(alias.ref());
 }
 
 Message ValueWriter::take() {
@@ -213,7 +245,7 @@ std::string_view ValueReader::take_bytes(size_t count) {
 
 Tag ValueReader::peek() const {
   if (rest_.empty()) reject("it is cut off");
-  if (rest_.front() > static_cast<uint8_t>(Tag::kRef)) reject(c10::str("tag ", static_cast<int>(rest_.front())));
+  if (rest_.front() > static_cast<uint8_t>(Tag::kAlias)) reject(c10::str("tag ", static_cast<int>(rest_.front())));
   return static_cast<Tag>(rest_.front());
 }
 
@@ -240,34 +272,62 @@ size_t ValueReader::count() {
   return count;
 }
 
-at::Tensor ValueReader::tensor_value() {
-  const auto header = take<TensorHeader>();
-  if (header.dims > kMaxDims || header.zero != 0 || header.segment >= segments_.size()) reject("a tensor's header");
-  const auto type = static_cast<c10::ScalarType>(header.scalar_type);
-  if (!dtype_of(type)) reject(c10::str("a tensor of type ", static_cast<int>(header.scalar_type)));
+struct ValueReader::Shape {
+  TensorHeader header;
+  c10::ScalarType type;
   c10::SmallVector<int64_t, 8> sizes;
-  const Buffer& elements = segments_[header.segment];
-  // The product of the sizes may not be larger than the segment, unless one of them is 0.
+  uint64_t bytes = 0;
+};
+
+ValueReader::Shape ValueReader::take_shape() {
+  Shape shape{take<TensorHeader>(), {}, {}};
+  const TensorHeader& header = shape.header;
+  if (header.dims > kMaxDims || header.zero != 0) reject("a tensor's header");
+  shape.type = static_cast<c10::ScalarType>(header.scalar_type);
+  if (!dtype_of(shape.type)) reject(c10::str("a tensor of type ", static_cast<int>(header.scalar_type)));
   uint64_t count = 1;
   bool empty = false;
   for (int dim = 0; dim < header.dims; ++dim) {
     const auto size = take<int64_t>();
     if (size < 0 || __builtin_mul_overflow(count, std::max<uint64_t>(size, 1), &count)) reject("a tensor's sizes");
     empty = empty || size == 0;
-    sizes.push_back(size);
+    shape.sizes.push_back(size);
   }
-  uint64_t bytes = 0;
-  if (__builtin_mul_overflow(empty ? 0 : count, c10::elementSize(type), &bytes) || bytes != elements.size() ||
+  if (__builtin_mul_overflow(empty ? 0 : count, c10::elementSize(shape.type), &shape.bytes) ||
       count > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
-    reject(c10::str("a tensor of ", bytes, " bytes in a segment of ", elements.size()));
+    reject("a tensor's size");
+  }
+  return shape;
+}
+
+at::Tensor ValueReader::tensor_value() {
+  const Shape shape = take_shape();
+  if (shape.header.segment >= segments_.size()) reject("a tensor's header");
+  const Buffer& elements = segments_[shape.header.segment];
+  if (shape.bytes != elements.size()) {
+    reject(c10::str("a tensor of ", shape.bytes, " bytes in a segment of ", elements.size()));
   }
   at::Tensor tensor = at::from_blob(
-      elements.data(), sizes, [elements](void*) {}, at::TensorOptions(type));
-  if (header.requires_grad == 0 || !(at::isFloatingType(type) || at::isComplexType(type))) return tensor;
+      elements.data(), shape.sizes, [elements](void*) {}, at::TensorOptions(shape.type));
+  const bool differentiable = at::isFloatingType(shape.type) || at::isComplexType(shape.type);
+  if (shape.header.requires_grad == 0 || !differentiable) return tensor;
   if (!history_) return tensor.requires_grad_();
   if (history_->tensors == history_->record.tensors) reject("more tensors than the record of its context has");
   history_->context->set_history(history_->record, history_->tensors++, tensor);
   return tensor;
+}
+
+at::Tensor ValueReader::alias_value() {
+  const Shape shape = take_shape();
+  const auto place = take<AliasPlace>();
+  const std::string domain(bytes_value());
+  const RefPtr ref = ref_value();
+  if (domain != own_domain()) {
+    throw_error(Error{ErrorCode::kUnavailable,
+                      c10::str("a tensor in the memory of worker \"", ref->owner(),
+                               "\" was passed by reference, but that is on another host: pass it without alias()")});
+  }
+  return open_alias(ref, place, shape.sizes, shape.type, shape.bytes);
 }
 
 RefPtr ValueReader::ref_value() {

@@ -28,11 +28,13 @@ enum class Tag : uint8_t {
   kTensor = 10,
   kObject = 11,  ///< a Python object that only Python can read
   kRef = 12,     ///< a remote reference
+  kAlias = 13,   ///< a tensor in shared memory, by reference
 };
 
 /// "a list", for messages.
 const char* name(Tag tag);
 
+class Alias;
 class AutogradContext;
 struct ContextRecord;
 /// The record at the head of a message that was sent in a context of distributed autograd (autograd.h).
@@ -65,6 +67,7 @@ class ValueWriter {
   /// Throws c10::NotImplementedError for tensors that are not dense or not on the CPU.
   void put_tensor(const at::Tensor& tensor);
   void put_ref(const RefPtr& ref);
+  void put_alias(const Alias& alias);
 
   /// The references in the message. They must be granted before it is sent (ref_service.h), and kept until it was
   /// handled.
@@ -77,6 +80,8 @@ class ValueWriter {
   void put(Tag tag) { head_.push_back(static_cast<uint8_t>(tag)); }
   void put_raw(const void* data, size_t bytes);
   void put_bytes(Tag tag, std::string_view bytes);
+  void put_sized(std::string_view bytes);
+  void put_ref_body(const RefPtr& ref);
   void begin(Tag tag, size_t count);
 
   Bytes head_;
@@ -112,14 +117,19 @@ class ValueReader {
   /// Uses the message's memory, and keeps it alive.
   at::Tensor tensor_value();
   RefPtr ref_value();
+  /// A tensor in the memory of the worker that sent it. Throws ErrorException with kUnavailable if that is not on this
+  /// host.
+  at::Tensor alias_value();
 
   /// Throws unless everything was read.
   void finish() const;
 
  private:
+  struct Shape;
   template <class T>
   T take();
   std::string_view take_bytes(size_t count);
+  Shape take_shape();
 
   ByteView rest_;
   const std::vector<Buffer>& segments_;

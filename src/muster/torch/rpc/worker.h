@@ -12,6 +12,7 @@
 
 #include "muster/rpc/endpoint.h"
 #include "muster/rpc/ref_service.h"
+#include "muster/torch/rpc/alias.h"
 #include "muster/torch/rpc/autograd.h"
 #include "muster/torch/rpc/codec.h"
 #include "muster/torch/rpc/references.h"
@@ -154,6 +155,8 @@ class Worker {
     creation.then([ref](const CallResult&) {});  // it must outlive the call that creates it
     return RRef<T>(ref, creation);
   }
+  /// A tensor of empty_shared(), to be passed by reference (alias.h).
+  Alias alias(at::Tensor tensor) const { return {*refs_, std::move(tensor)}; }
   /// A reference to a value of this worker.
   template <class T>
   RRef<T> own(T value) const {
