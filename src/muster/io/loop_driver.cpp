@@ -23,6 +23,8 @@ constexpr unsigned kPollKernelEvery = 16;
 constexpr int kMaxIdleNaps = 50;
 /// It takes one more nap of this length first if other threads have driven the loop during the nap before.
 constexpr Duration kLastNap = 1ms;
+/// So many tasks during a nap are so short that another thread would cost more than it helps.
+constexpr uint64_t kQuickTasks = 16;
 /// The most own threads. It bounds the nesting of tasks that wait for each other's calls.
 constexpr size_t kMaxThreads = 1024;
 /// Started tasks are removed from the queue when there are this many of them.
@@ -223,7 +225,7 @@ void LoopDriver::run_own_thread() {
   }
   for (Rest state; !stopping_;) {
     rest(lock, state);
-    while (!stopping_ && (run_next_task(lock) || (state.may_drive && drive(lock)))) state.naps = 0;
+    while (!stopping_ && state.may_run && (run_next_task(lock) || (state.may_drive && drive(lock)))) state.naps = 0;
   }
 }
 
@@ -237,6 +239,7 @@ bool LoopDriver::run_next_task(Lock& lock) {
     tasks_.erase(tasks_.begin(), tasks_.begin() + kMaxStartedTasks);
     next_task_ = 0;
   }
+  ++begun_;
   ++running_;
   ++started_;
   provide_standby();
@@ -272,10 +275,11 @@ void LoopDriver::rest(Lock& lock, Rest& state) {
   }
   const auto alerted = [this] { return stopping_ || alert_; };
   if (state.naps < kMaxIdleNaps) {
-    const uint64_t drives = drives_;
+    const uint64_t drives = drives_, begun = begun_;
     standby_ = Standby::kNapping;
     const bool was_alerted = work_.wait_for(lock, options_.grace, alerted);
-    state = {state.naps + 1, was_alerted || drives_ == drives};
+    const bool quick = !was_alerted && begun_ - begun >= kQuickTasks;
+    state = {quick ? 0 : state.naps + 1, !quick, was_alerted || drives_ == drives};
   } else {
     standby_ = Standby::kAsleep;
     // A thread that uses the driver alerts this one from now on. One that used it during the last nap did not.

@@ -20,7 +20,8 @@ namespace muster {
 /// A user may also add tasks, such as the handlers of remote calls. Only own threads run them, in the Leader/Followers
 /// pattern (Schmidt et al. 2000): the own thread that drives the loop runs a task itself, because handing it to another
 /// thread would cost more than a short task. Another own thread stands by: if the task takes longer than the grace
-/// time, that thread takes the loop and the next tasks.
+/// time, that thread takes the loop and the next tasks. It does not if many tasks have run within that time: two
+/// threads that run very short tasks would mostly wait for each other's lock.
 ///
 /// The class has many fields because together they are the state of one protocol: how threads hand over the loop.
 class LoopDriver {
@@ -138,6 +139,7 @@ class LoopDriver {
   /// How a thread that stands by has rested.
   struct Rest {
     int naps = 0;           ///< naps since it last had work
+    bool may_run = true;    ///< the other threads have run few tasks during the last nap, or none
     bool may_drive = true;  ///< no other thread has driven the loop during the last nap
   };
 
@@ -173,6 +175,7 @@ class LoopDriver {
 
   std::vector<std::shared_ptr<Task>> tasks_;
   size_t next_task_ = 0;  ///< index of the first task that has not started
+  uint64_t begun_ = 0;    ///< tasks that have started since the beginning
   int running_ = 0;       ///< tasks that run now and are not inside wait_until()
   int started_ = 0;       ///< tasks that run now
 
