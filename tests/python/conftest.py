@@ -34,6 +34,7 @@ SLOW_FILES = (
     "wheel",
     "hosts",
     "kills",
+    "rpc_kills",
     "docs_run",
     "bench",
     "zygote",
