@@ -65,6 +65,9 @@ using Handler = std::function<void(Request, Responder)>;
 struct FunctionOptions {
   /// A call of this function may run twice (CallOptions::idempotent).
   bool idempotent = false;
+  /// It runs on the thread that has read the request, which may be one that makes a call or waits for one. So it starts
+  /// at once. But it must be short, must take no lock that such a thread may hold, and must not wait for a call.
+  bool brief = false;
 };
 
 /// Calls functions of other workers, and runs functions for them. Thread-safe. Must be held by a shared_ptr.
@@ -96,6 +99,10 @@ class Agent : public std::enable_shared_from_this<Agent> {
   /// Waits until `count` workers have called barrier() with this name.
   virtual Result<> barrier(const std::string& name, int count, const Deadline& deadline) = 0;
 
+  /// Waits until `done()`, or until the deadline. It drives the links meanwhile, so a brief function may run here.
+  /// `done` is called often and with a lock of the agent, so it must be cheap, as reading an atomic is. It is called
+  /// again after each brief function and each call that ends.
+  virtual void wait_until(const std::function<bool()>& done, const Deadline& deadline) = 0;
   /// Waits until all calls of this worker have ended.
   virtual Result<> wait_for_calls(const Deadline& deadline) = 0;
   /// Waits until the calls of this worker have ended and the functions that run here have replied, or until the

@@ -116,6 +116,12 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     driver_.run_callbacks(lock);
   }
 
+  void wait_until(const std::function<bool()>& done, const Deadline& deadline) override {
+    LoopDriver::Lock lock = driver_.lock();
+    driver_.wait_until(lock, done, deadline);
+    driver_.run_callbacks(lock);
+  }
+
   void cancel(CallState& state) override {
     LoopDriver::Lock lock = driver_.lock();
     client_->abandon(static_cast<OutgoingCall&>(state), local_error(ErrorCode::kAborted, "the caller canceled it"));

@@ -49,6 +49,11 @@ bool FunctionTable::is_idempotent(std::string_view called) const {
   return function && function->options.idempotent;
 }
 
+bool FunctionTable::is_brief(std::string_view called) const {
+  const FunctionPtr function = find(std::string(name_without_note(called)));
+  return function && function->options.brief;
+}
+
 void FunctionTable::run(Request request, Responder responder) const {
   request.function.resize(name_without_note(request.function).size());
   if (const FunctionPtr function = find(request.function)) {

@@ -28,6 +28,7 @@ class FunctionTable {
   Result<> add(const std::string& name, Handler handler, FunctionOptions options);
   Result<> add_fallback(Handler handler);
   bool is_idempotent(std::string_view called) const;
+  bool is_brief(std::string_view called) const;
   /// Runs the function that the request names, and gives it the request without the note. If there is none, the call
   /// fails with kNotFound.
   void run(Request request, Responder responder) const;

@@ -77,7 +77,7 @@ Result<> Autograd::add_functions() {
   MUSTER_TRY(agent_->add_function(kPassPart, guarded([](Autograd& self, const Request& request, Responder&& responder) {
                                     self.receive_part(request, std::move(responder));
                                   }),
-                                  {}));
+                                  {.brief = true}));
   MUSTER_TRY(agent_->add_function(kPassAbort,
                                   guarded([](Autograd& self, const Request& request, Responder&& responder) {
                                     self.receive_abort(request);
@@ -180,9 +180,30 @@ std::shared_ptr<PassRunner> Autograd::begin_backward(const ContextPtr& context, 
   return pass;
 }
 
-/// The part may come before the call that makes the context known here, because nobody has waited for that call.
+/// The worker that has begun the pass only queues the part, so that needs no thread of its own. Others run their graph.
 void Autograd::receive_part(const Request& request, Responder&& responder) {
   PassPart part = value_or_throw(decode_part(request.arguments));
+  if (part.pass.initiator == agent_->self().id) return take_part(request, std::move(responder), std::move(part));
+  struct Arrived {
+    Request request;
+    Responder responder;
+    PassPart part;
+  };
+  const auto arrived =
+      std::make_shared<Arrived>(Arrived{{request.from, request.function, {}, request.deadline, request.canceled_},
+                                        std::move(responder),
+                                        std::move(part)});
+  agent_->post([self = shared_from_this(), arrived] {
+    try {
+      self->take_part(arrived->request, std::move(arrived->responder), std::move(arrived->part));
+    } catch (...) {
+      arrived->responder.fail(current_call_error());
+    }
+  });
+}
+
+/// The part may come before the call that makes the context known here, because nobody has waited for that call.
+void Autograd::take_part(const Request& request, Responder&& responder, PassPart part) {
   if (part.answer && part.answer->message.sender != agent_->self().id) {
     throw_error(Error{ErrorCode::kPeerLost, "worker \"" + agent_->self().name +
                                                 "\" was started again: what it computed in the forward pass is lost"});

@@ -23,6 +23,7 @@ namespace muster::rpc {
 class AutogradContext;
 using ContextPtr = std::shared_ptr<AutogradContext>;
 class PassRunner;
+struct PassPart;
 class Worker;
 
 struct BackwardOptions {
@@ -65,6 +66,7 @@ class Autograd : public std::enable_shared_from_this<Autograd> {
   Result<> add_functions();
   ContextPtr find_or_create(int64_t id);
   void receive_part(const Request& request, Responder&& responder);
+  void take_part(const Request& request, Responder&& responder, PassPart part);
   void receive_abort(const Request& request);
   void release(int64_t id, const std::string& except);
   void look_after();

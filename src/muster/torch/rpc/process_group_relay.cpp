@@ -280,8 +280,10 @@ class RankStreams {
     Connected& stream = found->second;
     if (!write(stream) || !read(key, stream)) return end(key);
     if (stream.ends && stream.unwritten.empty()) return erase(key);
-    const uint32_t reads = to_rank_.is_full() ? 0 : EPOLLIN, writes = stream.unwritten.empty() ? 0 : EPOLLOUT;
-    (void)loop_.modify(stream.socket->fd(), reads | writes);
+    uint32_t events = 0;
+    if (!to_rank_.is_full()) events |= EPOLLIN;
+    if (!stream.unwritten.empty()) events |= EPOLLOUT;
+    (void)loop_.modify(stream.socket->fd(), events);
   }
 
   /// False once the socket has ended.

@@ -273,17 +273,17 @@ size_t ValueReader::count() {
 }
 
 struct ValueReader::Shape {
-  TensorHeader header;
   c10::ScalarType type;
+  bool requires_grad;
+  uint32_t segment;
   c10::SmallVector<int64_t, 8> sizes;
   uint64_t bytes = 0;
 };
 
 ValueReader::Shape ValueReader::take_shape() {
-  Shape shape{take<TensorHeader>(), {}, {}};
-  const TensorHeader& header = shape.header;
+  const auto header = take<TensorHeader>();
   if (header.dims > kMaxDims || header.zero != 0) reject("a tensor's header");
-  shape.type = static_cast<c10::ScalarType>(header.scalar_type);
+  Shape shape{static_cast<c10::ScalarType>(header.scalar_type), header.requires_grad != 0, header.segment, {}};
   if (!dtype_of(shape.type)) reject(c10::str("a tensor of type ", static_cast<int>(header.scalar_type)));
   uint64_t count = 1;
   bool empty = false;
@@ -302,15 +302,15 @@ ValueReader::Shape ValueReader::take_shape() {
 
 at::Tensor ValueReader::tensor_value() {
   const Shape shape = take_shape();
-  if (shape.header.segment >= segments_.size()) reject("a tensor's header");
-  const Buffer& elements = segments_[shape.header.segment];
+  if (shape.segment >= segments_.size()) reject("a tensor's header");
+  const Buffer& elements = segments_[shape.segment];
   if (shape.bytes != elements.size()) {
     reject(c10::str("a tensor of ", shape.bytes, " bytes in a segment of ", elements.size()));
   }
   at::Tensor tensor = at::from_blob(
       elements.data(), shape.sizes, [elements](void*) {}, at::TensorOptions(shape.type));
   const bool differentiable = at::isFloatingType(shape.type) || at::isComplexType(shape.type);
-  if (shape.header.requires_grad == 0 || !differentiable) return tensor;
+  if (!shape.requires_grad || !differentiable) return tensor;
   if (!history_) return tensor.requires_grad_();
   if (history_->tensors == history_->record.tensors) reject("more tensors than the record of its context has");
   history_->context->set_history(history_->record, history_->tensors++, tensor);

@@ -11,7 +11,7 @@ namespace {
 
 /// A worker that has waited for so long asks again for the answers that it misses.
 constexpr Duration kAskAgain = 500ms;
-/// A wait for parts looks for changes so often.
+/// A wait for parts looks for changes by other threads so often.
 constexpr Duration kLookInterval = 50ms;
 
 CallError aborted(std::string why) { return CallError{Error{ErrorCode::kAborted, std::move(why)}, {}, {}}; }
@@ -31,19 +31,15 @@ void PassRunner::start() {
   advance(lock);
 }
 
-/// Waiting for a call drives the agent's links in this thread, which is faster than waiting for another thread.
+/// This thread drives the agent's links, queues the parts that arrive, and runs them. Another thread would have to be
+/// woken for each part.
 bool PassRunner::wait_until(const Deadline& until) {
   while (!has_ended() && !until.passed()) {
     const Deadline soon = Deadline::at(std::min(until.when(), steady_clock().now() + kLookInterval));
+    agent_->wait_until([this] { return news_.load(); }, soon);
     Lock lock(mutex_);
-    const auto pending = std::ranges::find_if(parts_, [](const Future& part) { return !part.done(); });
-    if (pending == parts_.end()) {
-      if (phase_ == Phase::kRunning || !pass_->is_ended()) changed_.wait_for(lock, soon.left());
-      continue;
-    }
-    const Future part = *pending;
-    lock.unlock();
-    part.wait_until(soon);
+    news_ = false;
+    advance(lock);
   }
   return has_ended();
 }
@@ -65,7 +61,12 @@ void PassRunner::receive(const Request& request, Responder responder, std::optio
   moved_ = steady_clock().now();
   pass_->receive(request.from.name, std::move(answer), expected);
   // The worker that has begun the pass waits for nobody, so it is never engaged.
-  const bool engages = !engaged_by_ && options_.id.initiator != agent_->self().id;
+  if (begins_here()) {
+    news_ = true;
+    lock.unlock();
+    return responder.reply({});
+  }
+  const bool engages = !engaged_by_;
   if (engages) {
     engaged_by_.emplace(
         Engagement{{request.from, request.function, {}, request.deadline, request.canceled_}, std::move(responder)});
@@ -124,11 +125,6 @@ void PassRunner::send(BackwardPass::Part part) {
                    std::move(part.expected)};
   const CallOptions options{.timeout = std::max(options_.deadline.left(), Duration(1ms))};
   const Future sent = agent_->call(part.to, kPassPart, encode(std::move(message)), options);
-  {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(parts_, [](const Future& each) { return each.done(); });
-    parts_.push_back(sent);
-  }
   sent.then([self = shared_from_this()](const CallResult& result) { self->on_acknowledged(result); });
 }
 
@@ -141,7 +137,7 @@ void PassRunner::on_acknowledged(const CallResult& result) {
 }
 
 void PassRunner::end(Lock& lock) {
-  changed_.notify_all();
+  news_ = true;
   if (!engaged_by_) return;
   std::optional<Engagement> engaged_by = std::exchange(engaged_by_, std::nullopt);
   lock.unlock();
@@ -159,7 +155,7 @@ void PassRunner::fail(Lock& lock, CallError why, std::exception_ptr thrown) {
   phase_ = Phase::kFailed;
   error_ = std::move(why);
   thrown_ = std::move(thrown);
-  changed_.notify_all();
+  news_ = true;
   std::optional<Engagement> engaged_by = std::exchange(engaged_by_, std::nullopt);
   const std::set<std::string> peers = pass_->peers();
   const Message abort = encode(PassAbort{options_.context, options_.id, *error_});

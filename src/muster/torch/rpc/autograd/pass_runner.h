@@ -1,7 +1,7 @@
 #pragma once
 
+#include <atomic>
 #include <compare>
-#include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -49,7 +49,8 @@ class PassRunner : public std::enable_shared_from_this<PassRunner> {
   /// There, once the pass has ended: throws what made it fail.
   void check() const;
 
-  /// A part has arrived. Replies when the protocol wants it.
+  /// A part has arrived. Replies when the protocol wants it. At the worker that has begun the pass this only queues the
+  /// part for wait_until(), so it is short.
   void receive(const Request& request, Responder responder, std::optional<LocalGraph::Gradients> answer,
                const std::vector<MessageId>& expected);
   /// BackwardPass::add_late(), unless the pass has ended.
@@ -66,6 +67,7 @@ class PassRunner : public std::enable_shared_from_this<PassRunner> {
     Request request;  ///< without the arguments
     Responder responder;
   };
+  bool begins_here() const { return options_.id.initiator == agent_->self().id; }
   void advance(Lock& lock);
   bool step(Lock& lock);
   void send(BackwardPass::Part part);
@@ -75,11 +77,11 @@ class PassRunner : public std::enable_shared_from_this<PassRunner> {
 
   const std::shared_ptr<Agent> agent_;
   const Options options_;
+  /// wait_until() must look: a part has arrived, or the pass has ended. Set with the lock, read without it.
+  std::atomic<bool> news_ = false;
   mutable std::mutex mutex_;  ///< guards the fields below
-  std::condition_variable changed_;
   std::unique_ptr<BackwardPass> pass_;
   std::optional<Engagement> engaged_by_;  ///< what made this worker take part; acknowledged when it has ended
-  std::vector<Future> parts_;             ///< that were sent and not acknowledged
   bool advancing_ = false;                ///< a thread is in advance()
   enum class Phase : uint8_t { kRunning, kAnswered, kFailed } phase_ = Phase::kRunning;
   std::optional<CallError> error_;
