@@ -3,10 +3,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <future>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 
 #include "muster/rpc/log/call_log_layout.h"
@@ -256,6 +260,41 @@ TEST(CallLogReader, RefusesInvalidMemory) {
     ASSERT_EQ(ftruncate(memory.get(), static_cast<off_t>(size)), 0);
     EXPECT_EQ(read_call_log(memory).error().code, ErrorCode::kProtocol) << size;
   }
+}
+
+/// Another process writes the memory, so it may be anything.
+TEST_F(RpcCallLog, ReadsDamagedMemory) {
+  start("16");
+  for (int i = 0; i < 20; ++i) result_of(a_->call("b", "echo", text("x"), {}));
+  const std::vector<Fd> memories = open_memories(getpid(), kCallLogName);
+  ASSERT_EQ(memories.size(), 2U);
+  Bytes bytes = copy_memory(memories[0], size_t{1} << 30)->first;
+  std::mt19937_64 random(7);
+  const Fd damaged(memfd_create("damaged", MFD_CLOEXEC));
+  size_t readable = 0;
+  for (int round = 0; round < 300; ++round) {
+    Bytes copy = bytes;
+    for (int flips = 0; flips < 40; ++flips) {
+      // Most of the memory is empty, so the header and the entries in use are damaged most often.
+      const size_t area =
+          std::array{sizeof(CallLogHeader), sizeof(FunctionEntry), size_t{16} * sizeof(CallEntry)}[flips % 3];
+      const size_t begin = std::array{sizeof(uint64_t), sizeof(CallLogHeader), calls_offset()}[flips % 3];
+      const size_t at = begin + random() % (area - sizeof(uint64_t)) / 8 * 8;
+      if (at == offsetof(CallLogHeader, calls)) continue;  // it would only be refused
+      const uint64_t value = flips % 2 == 0 ? random() : uint64_t{0} - random() % 3;
+      std::memcpy(copy.data() + at, &value, sizeof value);
+    }
+    ASSERT_EQ(pwrite(damaged.get(), copy.data(), copy.size(), 0), static_cast<ssize_t>(copy.size()));
+    const auto log = read_call_log(damaged);
+    if (!log) continue;
+    ++readable;
+    EXPECT_LE(log->calls.size(), 16U);
+    EXPECT_TRUE(nlohmann::json::accept(to_json({}, {*log}, 100)));
+    EXPECT_TRUE(nlohmann::json::accept(to_trace({}, {*log})));
+    (void)describe_waits({*log}, 10);
+  }
+  EXPECT_GT(readable, 200U);
+  go_.set_value();
 }
 
 }  // namespace

@@ -225,6 +225,24 @@ TEST_F(RpcWorker, CoroutinesThatWaitHoldNoThread) {
   for (int i = 0; i < kCalls; ++i) EXPECT_EQ(calls[i].wait(), i);
 }
 
+TEST_F(RpcWorker, ATensorInSharedMemoryTravelsByReference) {
+  at::Tensor kept;
+  b_.add_function("fill", [&kept](const at::Tensor& tensor, double value) {
+    tensor.fill_(value);
+    kept = tensor;
+  });
+  b_.add_function("new", [this] { return b_.alias(empty_shared({3}, at::kLong).fill_(4)); });
+  at::Tensor shared = empty_shared({2, 3}).zero_();
+  a_.rpc_sync<void>("b", "fill", {}, a_.alias(shared), 2.0);
+  EXPECT_EQ(shared.sum().item<double>(), 12);
+  shared.fill_(5);
+  EXPECT_EQ(kept.sum().item<double>(), 30) << "it is the same memory";
+  EXPECT_NE(kept.data_ptr(), shared.data_ptr()) << "mapped by the other worker";
+  const auto made = a_.rpc_sync<at::Tensor>("b", "new", {});
+  EXPECT_EQ(made.sum().item<int64_t>(), 12);
+  EXPECT_THROW(a_.alias(at::ones({3})), ArgumentException);
+}
+
 TEST_F(RpcWorker, DamagedValuesAreRefused) {
   using Value = std::tuple<at::Tensor, std::map<std::string, std::vector<double>>, Point, std::optional<at::Tensor>>;
   ValueWriter out;

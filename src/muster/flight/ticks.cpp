@@ -1,5 +1,7 @@
 #include "muster/flight/ticks.h"
 
+#include <algorithm>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -42,7 +44,13 @@ TickScale::TickScale(TickKind kind, const Moment& first, const Moment& second) :
 }
 
 TimePoint TickScale::time_of(int64_t ticks) const {
-  return {first_.ns + static_cast<int64_t>(static_cast<double>(ticks - first_.ticks) * ns_per_tick_)};
+  // Another process has written the numbers. Whatever they are, the difference of two results does not overflow.
+  constexpr double kMost = 4e18;
+  const auto since = static_cast<int64_t>(static_cast<uint64_t>(ticks) - static_cast<uint64_t>(first_.ticks));
+  const double later = std::clamp(static_cast<double>(since) * ns_per_tick_, -kMost, kMost);
+  const double sum = static_cast<double>(first_.ns) + later;
+  if (sum < -kMost || sum > kMost) return {sum < 0 ? -static_cast<int64_t>(kMost) : static_cast<int64_t>(kMost)};
+  return {first_.ns + static_cast<int64_t>(later)};
 }
 
 }  // namespace muster
