@@ -114,6 +114,7 @@ def _check(rank: int) -> None:
         (torch.ones(3), "must lie in shared memory: make it with empty_shared"),
         (rpc.empty_shared(4, 4).t(), "must be contiguous"),
         (torch.ones(3, device="meta"), "only a dense CPU tensor"),
+        (rpc.empty_shared(4, dtype=torch.complex64).conj(), "a conjugated or negated view"),
     ]:
         with pytest.raises(muster.ArgumentError, match=why):
             rpc.alias(tensor)

@@ -10,9 +10,9 @@
 #include <future>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 
+#include "muster/base/random.h"
 #include "muster/rpc/log/call_log_layout.h"
 #include "muster/rpc/log/call_log_reader.h"
 #include "rpc/workers.h"
@@ -161,7 +161,9 @@ TEST_F(RpcCallLog, CountsMoreFunctionsThanItHasRoomForTogether) {
   const CallRecording log = log_of("b");
   ASSERT_EQ(log.functions.size(), kMaxFunctionEntries);
   EXPECT_EQ(log.functions.back().function, "(all other functions)");
-  EXPECT_EQ(log.functions.back().failed, 600 - kMaxFunctionEntries + 1);
+  EXPECT_EQ(log.functions.back().failed, 600 - kMaxFunctionEntries + 2);
+  EXPECT_EQ(log.functions.back().side, CallSide::kCallee);
+  EXPECT_EQ(log_of("a").functions[kMaxFunctionEntries - 2].side, CallSide::kCaller);
   EXPECT_EQ(log.calls.back().error, ErrorCode::kNotFound);
   go_.set_value();
 }
@@ -183,9 +185,11 @@ TEST_F(RpcCallLog, SaysWhoWaitsForWhom) {
   EXPECT_THAT(describe_waits(logs, 10), HasSubstr("which is stopped, by a signal or a debugger\n"));
   logs[1].calls.clear();
   logs[1].stopped = false;
+  EXPECT_THAT(describe_waits(logs, 10), HasSubstr("whose log has no room for all its calls\n"));
+  logs[1].functions.clear();
   EXPECT_THAT(describe_waits(logs, 10), HasSubstr("which does not have the call\n"));
   logs[1].group_id = 0;
-  EXPECT_THAT(describe_waits(logs, 10), HasSubstr("which is not on this host\n"));
+  EXPECT_THAT(describe_waits(logs, 10), HasSubstr("which was not found on this host\n"));
   lost.cancel();
   go_.set_value();
   result_of(future);
@@ -269,7 +273,7 @@ TEST_F(RpcCallLog, ReadsDamagedMemory) {
   const std::vector<Fd> memories = open_memories(getpid(), kCallLogName);
   ASSERT_EQ(memories.size(), 2U);
   Bytes bytes = copy_memory(memories[0], size_t{1} << 30)->first;
-  std::mt19937_64 random(7);
+  Random random(7);
   const Fd damaged(memfd_create("damaged", MFD_CLOEXEC));
   size_t readable = 0;
   for (int round = 0; round < 300; ++round) {
@@ -279,9 +283,9 @@ TEST_F(RpcCallLog, ReadsDamagedMemory) {
       const size_t area =
           std::array{sizeof(CallLogHeader), sizeof(FunctionEntry), size_t{16} * sizeof(CallEntry)}[flips % 3];
       const size_t begin = std::array{sizeof(uint64_t), sizeof(CallLogHeader), calls_offset()}[flips % 3];
-      const size_t at = begin + random() % (area - sizeof(uint64_t)) / 8 * 8;
+      const size_t at = begin + random.below(area - sizeof(uint64_t)) / 8 * 8;
       if (at == offsetof(CallLogHeader, calls)) continue;  // it would only be refused
-      const uint64_t value = flips % 2 == 0 ? random() : uint64_t{0} - random() % 3;
+      const uint64_t value = flips % 2 == 0 ? random.next() : uint64_t{0} - random.below(3);
       std::memcpy(copy.data() + at, &value, sizeof value);
     }
     ASSERT_EQ(pwrite(damaged.get(), copy.data(), copy.size(), 0), static_cast<ssize_t>(copy.size()));

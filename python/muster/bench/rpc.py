@@ -39,10 +39,9 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
         errors = load.stderr.read().strip()
     if load.returncode != 0:
         raise BenchFailedError(errors or f"{PROGRAM} ended with status {load.returncode}")
-    from muster.bench.rpc_python import BACKWARD, python_rows
+    from muster.bench.rpc_python import SMALL_MESSAGES, python_rows
 
-    floors[BACKWARD] = floors.get("tiny call", 0.0)
-
+    floors |= dict.fromkeys(SMALL_MESSAGES, floors.get("tiny call", 0.0))
     for row in python_rows(arguments.quick):
         row.floor = floors.get(row.case.removeprefix("Python: "), 0.0)
         yield row

@@ -25,8 +25,12 @@ from muster.bench.report import BenchFailedError, Row
 
 LIBRARIES = ("muster", "tensorpipe")
 _ECHOES = (("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("64 MiB", 64 << 20))
-_REFERENCES = (("64 KiB", 64 << 10), ("64 MiB", 64 << 20))  # TensorPipe copies these
-BACKWARD = "backward, there and back"
+_REFERENCES = {  # TensorPipe copies these
+    "argument of 64 KiB, by reference": 64 << 10,
+    "argument of 64 MiB, by reference": 64 << 20,
+}
+_BACKWARD = "backward, there and back"
+SMALL_MESSAGES = (*_REFERENCES, _BACKWARD)  # cases that need no more than a round trip of a small message
 _IN_FLIGHT = 256
 _TRAINERS, _ROWS, _WIDTH, _TABLE_ROWS = 4, 128, 64, 100_000
 _TIMEOUT = 600.0  # of one library
@@ -130,14 +134,14 @@ def _measure_calls(rpc: Any, quick: bool) -> dict[str, float]:
         rounds = max(4, min(count, (100 << 20) // size if quick else (1 << 30) // size))
         call = lambda tensors=tensors, sent=sent: rpc.rpc_sync("w1", echo, (tensors[next(sent) % 4],))  # noqa: E731
         figures[f"echo of {name}"] = 1e6 * _seconds_each(call, rounds)
-    for name, size in _REFERENCES:
+    for name, size in _REFERENCES.items():
         argument: Any = torch.rand(size // 4)
         if rpc is muster_rpc:
             argument = muster_rpc.alias(muster_rpc.empty_shared(size // 4))
         call = functools.partial(rpc.rpc_sync, "w1", count_of, (argument,))
         rounds = count if rpc is muster_rpc else max(4, min(count, (1 << 30) // size))
-        figures[f"argument of {name}, by reference"] = 1e6 * _seconds_each(call, rounds)
-    figures[BACKWARD] = 1e6 * _measure_backward(rpc, 50 if quick else 1000)
+        figures[name] = 1e6 * _seconds_each(call, rounds)
+    figures[_BACKWARD] = 1e6 * _measure_backward(rpc, 50 if quick else 1000)
     return figures
 
 

@@ -43,14 +43,6 @@ struct Row {
   double rate(uint64_t count) const { return static_cast<double>(count) / seconds; }
 };
 
-/// A name is unique for each side of a worker.
-const FunctionRecord* find(const CallRecording& worker, const FunctionRecord& like) {
-  const auto found = std::ranges::find_if(worker.functions, [&](const FunctionRecord& other) {
-    return std::tie(other.side, other.function, other.peer) == std::tie(like.side, like.function, like.peer);
-  });
-  return found == worker.functions.end() ? nullptr : &*found;
-}
-
 const CallRecording* find(const Workers& workers, const CallRecording& like) {
   const auto found = std::ranges::find_if(workers, [&](const CallRecording& other) {
     return std::tie(other.pid, other.group_id, other.worker.id) == std::tie(like.pid, like.group_id, like.worker.id);
@@ -62,10 +54,11 @@ const CallRecording* find(const Workers& workers, const CallRecording& like) {
 /// started since.
 std::vector<Row> rows_of(const CallRecording& now, const CallRecording* before, Duration interval) {
   std::vector<Row> rows;
-  for (const FunctionRecord& function : now.functions) {
+  for (size_t i = 0; i < now.functions.size(); ++i) {
+    // A worker only appends functions, so they keep their places. Their names may be cut off.
     static const FunctionRecord kNone;
-    const FunctionRecord* const found = before == nullptr ? nullptr : find(*before, function);
-    const FunctionRecord& earlier = found == nullptr ? kNone : *found;
+    const FunctionRecord& function = now.functions[i];
+    const FunctionRecord& earlier = before == nullptr || i >= before->functions.size() ? kNone : before->functions[i];
     const Duration length = before == nullptr ? interval : now.taken - before->taken;
     const bool calls = function.side == CallSide::kCaller;
     const uint64_t requests = function.request_bytes - earlier.request_bytes;

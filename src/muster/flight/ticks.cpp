@@ -39,7 +39,7 @@ Moment moment_now(TickKind kind) {
 TickScale::TickScale(TickKind kind, const Moment& first, const Moment& second) : first_(first), ns_per_tick_(1) {
   const auto ticks_between = static_cast<double>(second.ticks) - static_cast<double>(first.ticks);
   if (kind == TickKind::kCounter && ticks_between > 0) {
-    ns_per_tick_ = static_cast<double>(second.ns - first.ns) / ticks_between;
+    ns_per_tick_ = (static_cast<double>(second.ns) - static_cast<double>(first.ns)) / ticks_between;
   }
 }
 

@@ -308,10 +308,13 @@ bool LoopDriver::stop(Lock& lock, const Deadline& deadline) {
   if (std::exchange(stopped_, true)) return false;
   std::vector<std::thread> threads;
   threads.swap(threads_);
+  std::vector<std::shared_ptr<Task>> dropped;  // without the lock, which their objects may take
+  dropped.swap(tasks_);
+  next_task_ = 0;
   lock.unlock();
   for (std::thread& thread : threads) thread.join();
+  dropped.clear();
   lock.lock();
-  tasks_.clear();
   next_task_ = 0;
   return true;
 }

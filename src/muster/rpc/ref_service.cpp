@@ -88,6 +88,7 @@ void RefService::run_thread(const std::weak_ptr<RefService>& weak, Wake& wake, D
 
 /// Once the thread has ended, a reference that is dropped makes no call.
 void RefService::drop_later(RefPtr ref) {
+  if (getpid() != ref->service()->pid_) return;  // a forked child has no such thread
   Wake& wake = *ref->service()->wake_;
   const std::lock_guard lock(wake.mutex);
   if (wake.stop) return;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <cerrno>
 
@@ -30,6 +31,10 @@ Result<uint8_t*> PeerMemory::map(pid_t pid, const Arena::Location& location, siz
 }
 
 Result<std::shared_ptr<uint8_t>> PeerMemory::share(pid_t pid, const Arena::Location& location, size_t bytes) {
+  // The pages of a process that has died live for as long as a mapping does.
+  std::erase_if(mappings_, [](const Mapping& mapping) {
+    return mapping.memory.use_count() == 1 && ::kill(mapping.pid, 0) != 0 && errno == ESRCH;
+  });
   MUSTER_ASSIGN(const Mapping* const mapping, find(pid, location, bytes));
   return std::shared_ptr<uint8_t>(mapping->memory, mapping->memory.get() + location.offset);
 }

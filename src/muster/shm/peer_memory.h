@@ -25,7 +25,8 @@ class PeerMemory {
   /// The address here of `bytes` at `location` of process `pid`, valid until kMaxMappings other segments are mapped.
   /// kUnavailable if the system does not let processes see each other's files, kProtocol for an invalid location.
   Result<uint8_t*> map(pid_t pid, const Arena::Location& location, size_t bytes);
-  /// The same, but the address is valid for as long as the result is kept.
+  /// The same, but the address is valid for as long as the result is kept. Also drops the mappings of processes that
+  /// have died, unless they were shared: do not mix this with map().
   Result<std::shared_ptr<uint8_t>> share(pid_t pid, const Arena::Location& location, size_t bytes);
 
   /// The own segments that all peers have mapped before; the last kMaxMappings of them. For a segment that is dropped

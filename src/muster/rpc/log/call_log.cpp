@@ -62,15 +62,24 @@ size_t CallLog::Hash::operator()(const Name& name) const {
 uint32_t CallLog::function_entry(const Name& name) {
   if (const auto found = indexes_.find(name); found != indexes_.end()) return found->second;
   const uint32_t used = header_->functions.load(kRelaxed);
-  if (used == kMaxFunctionEntries) return used - 1;
-  FunctionEntry& entry = functions_[used];
-  const bool last = used == kMaxFunctionEntries - 1;
-  entry.side = static_cast<uint32_t>(name.side);
-  put_end_of_text(entry.function, last ? "(all other functions)" : name.function);
-  put_end_of_text(entry.peer, last ? "(any)" : name.peer);
+  const uint32_t rest = kMaxFunctionEntries - 2;
+  if (used > rest) return name.side == CallSide::kCaller ? rest : rest + 1;
+  if (used == rest) {
+    fill(functions_[rest], {CallSide::kCaller, "(all other functions)", "(any)"});
+    fill(functions_[rest + 1], {CallSide::kCallee, "(all other functions)", "(any)"});
+    header_->functions.store(kMaxFunctionEntries, std::memory_order_release);
+    return function_entry(name);
+  }
+  fill(functions_[used], name);
   header_->functions.store(used + 1, std::memory_order_release);
-  if (!last) indexes_.emplace(StoredName{name.side, std::string(name.function), std::string(name.peer)}, used);
+  indexes_.emplace(StoredName{name.side, std::string(name.function), std::string(name.peer)}, used);
   return used;
+}
+
+void CallLog::fill(FunctionEntry& entry, const Name& name) {
+  entry.side = static_cast<uint32_t>(name.side);
+  put_end_of_text(entry.function, name.function);
+  put_end_of_text(entry.peer, name.peer);
 }
 
 /// Null if no call of the log has ended.

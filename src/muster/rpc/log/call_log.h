@@ -65,6 +65,7 @@ class CallLog {
   };
 
   uint32_t function_entry(const Name& name);
+  static void fill(FunctionEntry& entry, const Name& name);
   CallEntry* take_entry();
 
   const std::optional<ProcessMemory> memory_;  ///< empty: notes nothing

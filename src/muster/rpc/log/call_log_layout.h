@@ -23,7 +23,7 @@ inline constexpr const char* kCallLogName = "muster-calls";
 // Its first byte in memory is 0xab, and no text begins with this byte.
 inline constexpr uint64_t kCallLogMagic = 0x3130'4c4c4143'53ab;
 inline constexpr size_t kMaxCallEntries = 1 << 16;
-/// Functions at peers. The last entry counts all further ones together.
+/// Functions at peers. The last two entries count all further ones together: calls, and functions that run here.
 inline constexpr size_t kMaxFunctionEntries = 512;
 /// Each power of two of ticks has so many buckets, so a latency is known to within 6 %.
 inline constexpr int kBucketsPerOctave = 8;

@@ -68,16 +68,28 @@ const CallRecording* find_worker(const std::vector<CallRecording>& workers, uint
   return found == workers.end() ? nullptr : &*found;
 }
 
+bool has_unlogged_calls(const CallRecording& callee) {
+  uint64_t counted = 0;
+  for (const FunctionRecord& function : callee.functions) {
+    if (function.side == CallSide::kCallee) counted += function.under_way();
+  }
+  const auto logged = std::ranges::count_if(
+      callee.calls, [](const CallRecord& call) { return call.side == CallSide::kCallee && call.is_under_way(); });
+  return counted > static_cast<uint64_t>(logged);
+}
+
 /// What the callee does with a call of `caller`, as the end of a sentence.
 std::string describe_callee(const CallRecording* callee, const CallRecording& caller, const CallRecord& call) {
-  if (callee == nullptr) return "which is not on this host";
+  if (callee == nullptr) return "which was not found on this host";
   if (callee->stopped) return "which is stopped, by a signal or a debugger";
   const bool own = callee == &caller;
   const auto served = std::ranges::find_if(callee->calls, [&](const CallRecord& other) {
     return other.side == CallSide::kCallee && other.is_under_way() && other.peer_id == caller.worker.id &&
            (own ? other.function == call.function : other.request == call.request);
   });
-  if (served == callee->calls.end()) return "which does not have the call";
+  if (served == callee->calls.end()) {
+    return has_unlogged_calls(*callee) ? "whose log has no room for all its calls" : "which does not have the call";
+  }
   const auto since = [&](const std::optional<TimePoint>& time) {
     return std::chrono::duration<double>(callee->taken - time.value_or(callee->taken)).count();
   };

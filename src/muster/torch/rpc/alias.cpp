@@ -64,6 +64,7 @@ Alias::Alias(RefService& refs, at::Tensor tensor) : tensor_(std::move(tensor)) {
   if (!tensor_.defined() || !tensor_.device().is_cpu() || tensor_.layout() != c10::kStrided) {
     invalid("only a dense CPU tensor can be passed by reference");
   }
+  if (tensor_.is_conj() || tensor_.is_neg()) invalid("a conjugated or negated view cannot be passed by reference");
   if (!tensor_.is_contiguous()) invalid("a tensor that is passed by reference must be contiguous");
   const auto place = arena()->find(tensor_.data_ptr(), tensor_.nbytes());
   if (!place) invalid("a tensor that is passed by reference must lie in shared memory: make it with empty_shared()");

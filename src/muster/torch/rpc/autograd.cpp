@@ -183,7 +183,14 @@ std::shared_ptr<PassRunner> Autograd::begin_backward(const ContextPtr& context, 
 /// The worker that has begun the pass only queues the part, so that needs no thread of its own. Others run their graph.
 void Autograd::receive_part(const Request& request, Responder&& responder) {
   PassPart part = value_or_throw(decode_part(request.arguments));
-  if (part.pass.initiator == agent_->self().id) return take_part(request, std::move(responder), std::move(part));
+  if (part.pass.initiator == agent_->self().id) {
+    // A part of a pass that has failed must not bring its context back.
+    const auto pass = find(part.context)->pass();
+    if (!pass || pass->id() != part.pass) {
+      return responder.fail(to_call_error({ErrorCode::kNotFound, ended(part.context), kNoRank, {}}));
+    }
+    return take_part(request, std::move(responder), std::move(part));
+  }
   struct Arrived {
     Request request;
     Responder responder;

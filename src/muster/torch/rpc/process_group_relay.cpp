@@ -1,9 +1,3 @@
-// The grammar. Two ranks send each other frames, in order, each in one message of kFrameBytes, and the bytes that do
-// not fit there in a second message.
-//
-//   frame = header (FrameHeader), up to kInlineBytes bytes
-//
-// A stream is one connection. Either end may open streams, so a stream is known by its opener and its number.
 #include "muster/torch/rpc/process_group_relay.h"
 
 #include <sys/epoll.h>
@@ -11,8 +5,6 @@
 #include <atomic>
 #include <charconv>
 #include <condition_variable>
-#include <cstring>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -24,151 +16,22 @@
 #include "muster/io/loop.h"
 #include "muster/io/socket.h"
 #include "muster/io/stream.h"
+#include "muster/torch/rpc/process_group_frames.h"
 
 namespace muster::rpc {
 namespace {
 
-constexpr size_t kFrameBytes = 1024;
-constexpr size_t kMaxChunk = size_t{1} << 20;
-/// The most bytes that wait to be sent to a rank, or to be written to the sockets of its streams.
-constexpr size_t kMaxWaiting = 4 * kMaxChunk;
 constexpr size_t kMaxStreams = 64;  ///< of one opener, between two ranks
 constexpr Duration kHeartbeat = std::chrono::seconds(5);
 /// How long a relay that ends waits for the other ranks.
 constexpr Duration kByeTime = std::chrono::seconds(5);
-
-enum class FrameKind : uint8_t {
-  kOpen = 1,   ///< a new stream
-  kData = 2,   ///< bytes of a stream
-  kClose = 3,  ///< the end of a stream
-  kAlive = 4,  ///< nothing: a backend may end a receive that waits for too long
-  kBye = 5,    ///< the last frame. The receiver answers it with its own last frame
-};
-
-struct FrameHeader {
-  FrameKind kind = FrameKind::kAlive;
-  uint8_t opened_here = 0;  ///< the sender has opened the stream
-  uint16_t unused = 0;
-  uint32_t stream = 0;
-  uint64_t bytes = 0;
-};
-constexpr size_t kInlineBytes = kFrameBytes - sizeof(FrameHeader);
-
-struct Frame {
-  FrameHeader header;
-  Bytes bytes;
-};
-
-at::Tensor message(size_t bytes) { return torch::empty(static_cast<int64_t>(bytes), torch::kUInt8); }
-
-/// Sends and receives frames. Blocks. The first error of the backend is final.
-class FrameExchange {
- public:
-  FrameExchange(c10::intrusive_ptr<c10d::Backend> backend, int peer) : backend_(std::move(backend)), peer_(peer) {}
-
-  void send(const Frame& frame) const {
-    at::Tensor first = message(kFrameBytes);
-    auto* const to = first.data_ptr<uint8_t>();
-    const size_t inline_bytes = std::min(frame.bytes.size(), kInlineBytes);
-    std::memcpy(to, &frame.header, sizeof(FrameHeader));
-    std::copy_n(frame.bytes.begin(), inline_bytes, to + sizeof(FrameHeader));
-    send(first);
-    if (frame.bytes.size() == inline_bytes) return;
-    at::Tensor rest = message(frame.bytes.size() - inline_bytes);
-    std::copy(frame.bytes.begin() + static_cast<std::ptrdiff_t>(inline_bytes), frame.bytes.end(),
-              rest.data_ptr<uint8_t>());
-    send(rest);
-  }
-
-  Frame receive() const {
-    at::Tensor first = message(kFrameBytes);
-    receive(first);
-    Frame frame;
-    const auto* const from = first.data_ptr<uint8_t>();
-    std::memcpy(&frame.header, from, sizeof(FrameHeader));
-    if (frame.header.bytes > kMaxChunk) throw std::runtime_error("a frame is too long");
-    const size_t inline_bytes = std::min<size_t>(frame.header.bytes, kInlineBytes);
-    frame.bytes.resize(frame.header.bytes);
-    std::copy_n(from + sizeof(FrameHeader), inline_bytes, frame.bytes.begin());
-    if (frame.bytes.size() == inline_bytes) return frame;
-    at::Tensor rest = message(frame.bytes.size() - inline_bytes);
-    receive(rest);
-    std::copy_n(rest.data_ptr<uint8_t>(), rest.numel(),
-                frame.bytes.begin() + static_cast<std::ptrdiff_t>(inline_bytes));
-    return frame;
-  }
-
- private:
-  void send(at::Tensor& tensor) const {
-    std::vector<at::Tensor> tensors{tensor};
-    wait(backend_->send(tensors, peer_, kRelayTag));
-  }
-  void receive(at::Tensor& tensor) const {
-    std::vector<at::Tensor> tensors{tensor};
-    wait(backend_->recv(tensors, peer_, kRelayTag));
-  }
-  static void wait(const c10::intrusive_ptr<c10d::Work>& work) {
-    if (!work->wait()) throw std::runtime_error("the backend has ended the operation");
-  }
-
-  const c10::intrusive_ptr<c10d::Backend> backend_;
-  const int peer_;
-};
-
-/// Frames that wait between the thread of the sockets and the threads of a rank. Thread-safe.
-class FrameQueue {
- public:
-  void push(Frame frame) {
-    const std::lock_guard lock(mutex_);
-    bytes_ += frame.bytes.size();
-    frames_.push_back(std::move(frame));
-    changed_.notify_all();
-  }
-  /// Empty if none comes within `patience`.
-  std::optional<Frame> pop(Duration patience) {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, patience, [this] { return !frames_.empty(); })) return std::nullopt;
-    Frame frame = std::move(frames_.front());
-    frames_.pop_front();
-    return frame;
-  }
-  /// The bytes of a frame count until they are released. Returns true if there was no room, and now is some.
-  bool release(size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    const bool full = bytes_ >= kMaxWaiting;
-    bytes_ -= bytes;
-    changed_.notify_all();
-    return full && bytes_ < kMaxWaiting;
-  }
-  bool is_full() {
-    const std::lock_guard lock(mutex_);
-    return bytes_ >= kMaxWaiting;
-  }
-  void wait_for_room() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return bytes_ < kMaxWaiting || closed_; });
-  }
-  /// Nobody takes frames any more.
-  void close() {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Frame> frames_;
-  size_t bytes_ = 0;
-  bool closed_ = false;
-};
 
 /// The streams between this worker and that of another rank. Belongs to the thread of the sockets, except run_sender()
 /// and run_receiver(), which are the bodies of the rank's two threads.
 class RankStreams {
  public:
   RankStreams(Loop& loop, c10::intrusive_ptr<c10d::Backend> backend, int rank)
-      : loop_(loop), exchange_(std::move(backend), rank), rank_(rank) {}
+      : loop_(loop), exchange_(std::move(backend), rank, kRelayTag), rank_(rank) {}
   RankStreams(const RankStreams&) = delete;
   RankStreams& operator=(const RankStreams&) = delete;
   ~RankStreams() { close(); }
@@ -223,9 +86,11 @@ class RankStreams {
  private:
   struct Connected {
     std::unique_ptr<Stream> socket;
-    Bytes unwritten;     ///< of the rank, for the socket
-    size_t written = 0;  ///< of `unwritten`
-    bool ends = false;   ///< once all is written
+    Bytes unwritten;       ///< of the rank, for the socket
+    size_t written = 0;    ///< of `unwritten`
+    bool ends = false;     ///< once all is written
+    bool writable = true;  ///< the socket takes bytes
+    bool watched = true;
   };
   using Key = std::pair<bool, uint32_t>;  ///< opened here, number
 
@@ -246,6 +111,25 @@ class RankStreams {
     from_rank_.close();
   }
 
+  /// The rank has left. What it has sent is still written.
+  void end_all() {
+    acceptor_.reset();
+    std::vector<Key> keys;
+    for (auto& [key, stream] : streams_) {
+      stream.ends = true;
+      keys.push_back(key);
+    }
+    for (const Key& key : keys) on_event(key);
+    from_rank_.close();
+  }
+
+  static void remove_written(Connected& stream) {
+    if (stream.written < kMaxChunk) return;
+    stream.unwritten.erase(stream.unwritten.begin(),
+                           stream.unwritten.begin() + static_cast<std::ptrdiff_t>(stream.written));
+    stream.written = 0;
+  }
+
   void on_accepted(Connection connection) {
     if (streams_.size() >= kMaxStreams) return;
     const Key key{true, next_++};
@@ -262,7 +146,7 @@ class RankStreams {
 
   void erase(const Key& key) {
     const auto found = streams_.find(key);
-    loop_.unwatch(found->second.socket->fd());
+    if (found->second.watched) loop_.unwatch(found->second.socket->fd());
     from_rank_.release(found->second.unwritten.size() - found->second.written);
     streams_.erase(found);
     if (leaves_ && streams_.empty()) say_bye();
@@ -278,37 +162,48 @@ class RankStreams {
     const auto found = streams_.find(key);
     if (found == streams_.end()) return;
     Connected& stream = found->second;
-    if (!write(stream) || !read(key, stream)) return end(key);
+    write(stream);
+    if (!read(key, stream)) return end(key);
     if (stream.ends && stream.unwritten.empty()) return erase(key);
     uint32_t events = 0;
     if (!to_rank_.is_full()) events |= EPOLLIN;
     if (!stream.unwritten.empty()) events |= EPOLLOUT;
-    (void)loop_.modify(stream.socket->fd(), events);
+    watch(key, stream, events);
   }
 
-  /// False once the socket has ended.
-  bool write(Connected& stream) {
+  /// A socket that is not read is not watched, because a hang-up would be reported again and again.
+  void watch(const Key& key, Connected& stream, uint32_t events) {
+    const int fd = stream.socket->fd();
+    if (events == 0) {
+      if (std::exchange(stream.watched, false)) loop_.unwatch(fd);
+    } else if (std::exchange(stream.watched, true)) {
+      (void)loop_.modify(fd, events);
+    } else {
+      (void)loop_.watch(fd, events, [this, key](uint32_t) { on_event(key); });
+    }
+  }
+
+  /// What a socket does not take any more is dropped. It may still have something to read.
+  void write(Connected& stream) {
     while (stream.written < stream.unwritten.size()) {
-      const auto moved = stream.socket->write(ByteView(stream.unwritten).subspan(stream.written));
-      if (!moved) return false;
-      if (*moved == 0) return true;
-      stream.written += *moved;
-      from_rank_.release(*moved);
+      const ByteView rest = ByteView(stream.unwritten).subspan(stream.written);
+      const auto moved = stream.writable ? stream.socket->write(rest) : Result<size_t>(rest.size());
+      stream.writable = moved.has_value() && stream.writable;
+      if (moved && *moved == 0) return;
+      stream.written += moved.value_or(0);
+      from_rank_.release(moved.value_or(0));
     }
     stream.unwritten.clear();
     stream.written = 0;
-    return true;
   }
 
   bool read(const Key& key, Connected& stream) {
     while (!to_rank_.is_full()) {
-      Bytes bytes(kMaxChunk);
-      const auto moved = stream.socket->read(MutableByteView(bytes));
+      const auto moved = stream.socket->read(MutableByteView(input_));
       if (!moved) return false;
       if (*moved == 0) return true;
-      bytes.resize(*moved);
       to_rank_.push({{.kind = FrameKind::kData, .opened_here = key.first, .stream = key.second, .bytes = *moved},
-                     std::move(bytes)});
+                     Bytes(input_.begin(), input_.begin() + static_cast<std::ptrdiff_t>(*moved))});
     }
     return true;
   }
@@ -329,6 +224,7 @@ class RankStreams {
         break;
       case FrameKind::kData:
         if (found == streams_.end() || found->second.ends) break;
+        remove_written(found->second);
         found->second.unwritten.insert(found->second.unwritten.end(), frame.bytes.begin(), frame.bytes.end());
         return on_event(key);  // its bytes are released once they are written
       case FrameKind::kClose:
@@ -337,7 +233,7 @@ class RankStreams {
         return on_event(key);
       case FrameKind::kBye:
         say_bye();
-        close();
+        end_all();
         break;
       default:
         break;
@@ -359,6 +255,7 @@ class RankStreams {
   std::map<Key, Connected> streams_;
   uint32_t next_ = 0;
   bool leaves_ = false, said_bye_ = false;
+  Bytes input_ = Bytes(kMaxChunk);  ///< for one read
   FrameQueue to_rank_, from_rank_;
 };
 
