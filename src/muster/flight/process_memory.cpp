@@ -99,7 +99,8 @@ TickScale read_header(const ProcessMemoryHeader& header, ProcessState& state) {
   state.host = text_of(header.host);
   state.run_id = exact_text(header.run_id);
   state.taken = TimePoint{now.ns};
-  state.wall_clock_offset = header.wall_clock_offset;
+  constexpr int64_t kMost = 4'000'000'000'000'000'000;  // so that its sum with a time does not overflow
+  state.wall_clock_offset = std::clamp(header.wall_clock_offset, -kMost, kMost);
   return {kind, header.made, now};
 }
 

@@ -135,7 +135,7 @@ std::optional<Duration> Latencies::percentile(double part) const {
     passed += counts_[bucket];
     if (static_cast<double>(passed) >= wanted && passed > 0) break;
   }
-  return Duration(static_cast<int64_t>(middle_of(bucket) * scale_));
+  return Duration(static_cast<int64_t>(std::clamp(middle_of(bucket) * scale_, 0.0, 4e18)));
 }
 
 std::string CallRecording::who() const {
