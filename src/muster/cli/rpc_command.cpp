@@ -1,13 +1,11 @@
 #include "muster/cli/commands.h"
 
 #include <fmt/format.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <tuple>
@@ -23,6 +21,9 @@ using rpc::CallRecording;
 using rpc::CallSide;
 using rpc::FunctionRecord;
 using Workers = std::vector<CallRecording>;
+
+/// Of the heading and of the rows.
+constexpr char kColumns[] = "  {:<5} {:<32} {:<16} {:>9} {:>9} {:>8} {:>10} {:>10} {:>9} {:>9}\n";
 
 struct TopOptions {
   ChoiceOfProcesses choice;
@@ -82,8 +83,7 @@ std::string row_text(const Row& row) {
     const auto value = row.latencies.percentile(part);
     return value ? time_text(*value) : std::string("-");
   };
-  return fmt::format("  {:<5} {:<32} {:<16} {:>9} {:>9} {:>8} {:>10} {:>10} {:>9} {:>9}\n",
-                     row.function.side == CallSide::kCaller ? "call" : "serve", row.function.function,
+  return fmt::format(kColumns, row.function.side == CallSide::kCaller ? "call" : "serve", row.function.function,
                      row.function.peer, row.function.under_way(), rate_text(row.rate(row.ended)),
                      rate_text(row.rate(row.failed)), latency(0.5), latency(0.99),
                      fmt::format("{:.1f}", row.rate(row.bytes_in) / 1e6),
@@ -98,8 +98,8 @@ std::string text_of(const Workers& now, const Workers& before, Duration interval
     text += fmt::format("{}, group \"{}\"{}{}\n", worker.who(), worker.group, worker.stopped ? " [stopped]" : "",
                         rows.empty() ? ": no calls" : "");
     if (rows.empty()) continue;
-    text += fmt::format("  {:<5} {:<32} {:<16} {:>9} {:>9} {:>8} {:>10} {:>10} {:>9} {:>9}\n", "side", "function",
-                        "peer", "in flight", "calls/s", "failed/s", "p50", "p99", "MB/s in", "MB/s out");
+    text += fmt::format(kColumns, "side", "function", "peer", "in flight", "calls/s", "failed/s", "p50", "p99",
+                        "MB/s in", "MB/s out");
     for (size_t i = 0; i < std::min(most, rows.size()); ++i) text += row_text(rows[i]);
     if (rows.size() > most) text += fmt::format("  and {} more (--rows)\n", rows.size() - most);
   }

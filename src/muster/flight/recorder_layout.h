@@ -20,8 +20,8 @@
 // - RecorderSites: the text is written first, then its offset with release. A text never changes, so a reader that sees
 //   an offset finds its text. The reader takes texts from the second copy, which is newer than the entries.
 // - RecorderHeader: all fields are written before the magic number, except group_id, transport and site_bytes.
-// `transport` is
-//   written before group_id, which is stored with release. site_bytes is only for the writer, under its mutex.
+//   `transport` is written before group_id, which is stored with release. site_bytes is only for the writer, under
+//   its mutex.
 namespace muster {
 
 inline constexpr const char* kRecorderName = "muster-recorder";

@@ -44,14 +44,9 @@ FunctionTable::FunctionPtr FunctionTable::find(const std::string& name) const {
   return found == functions_.end() ? fallback_ : found->second;
 }
 
-bool FunctionTable::is_idempotent(std::string_view called) const {
+FunctionOptions FunctionTable::options_of(std::string_view called) const {
   const FunctionPtr function = find(std::string(name_without_note(called)));
-  return function && function->options.idempotent;
-}
-
-bool FunctionTable::is_brief(std::string_view called) const {
-  const FunctionPtr function = find(std::string(name_without_note(called)));
-  return function && function->options.brief;
+  return function ? function->options : FunctionOptions();
 }
 
 void FunctionTable::run(Request request, Responder responder) const {

@@ -27,8 +27,8 @@ class FunctionTable {
   /// kInvalidArgument for a name with kNote.
   Result<> add(const std::string& name, Handler handler, FunctionOptions options);
   Result<> add_fallback(Handler handler);
-  bool is_idempotent(std::string_view called) const;
-  bool is_brief(std::string_view called) const;
+  /// The options of the function that a call names; the default ones if there is no such function.
+  FunctionOptions options_of(std::string_view called) const;
   /// Runs the function that the request names, and gives it the request without the note. If there is none, the call
   /// fails with kNotFound.
   void run(Request request, Responder responder) const;

@@ -97,7 +97,7 @@ class Server::RemoteCall final : public ServedCall {
   void run() override {
     if (caller->behind.load(std::memory_order_relaxed) && server_.hold(*this)) return;
     if (!claim()) return;
-    if (retry_ && !server_.functions_.is_idempotent(request_.function)) {
+    if (retry_ && !server_.functions_.options_of(request_.function).idempotent) {
       return refuse(ErrorCode::kPeerLost,
                     fmt::format("the connection broke while this call was running, and \"{}\" was not added as "
                                 "idempotent: it may have run",
@@ -249,13 +249,13 @@ void Server::on_message(const std::shared_ptr<Caller>& caller, ParsedMessage mes
   // From the arrival of the header: the long parts may have taken most of the time.
   const Deadline deadline =
       Deadline::at(message.arrived + std::chrono::microseconds(std::min(header.timeout_us, kMaxTimeoutUs)));
-  const std::string name(message.name);
-  Request request{caller->worker, name, std::move(message.message), deadline, {}};
+  Request request{caller->worker, std::string(message.name), std::move(message.message), deadline, {}};
+  const bool brief = functions_.options_of(request.function).brief;
   const auto call = std::make_shared<RemoteCall>(*this, std::move(request), caller, message);
   caller->serving.emplace(call->id, call);
   caller->bytes += call->footprint;
   ++running_;
-  if (functions_.is_brief(name)) return driver_.add_callback([call] { call->run(); });
+  if (brief) return driver_.add_callback([call] { call->run(); });
   driver_.add_task(std::shared_ptr<LoopDriver::Task>(call));
 }
 
