@@ -43,7 +43,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from muster import forkserver
 
     with contextlib.suppress(ForkServerError):  # it runs already
-        forkserver.preload("muster_pytest._rank", *session.config.getini("ranks_preload"))
+        modules = (*session.config.getini("ranks_preload"), "muster_pytest._run", "muster_pytest._rank")
+        forkserver.preload(*modules)
     forkserver.ensure_running()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 from multiprocessing import reduction
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,7 @@ class Job:
     size: int
     backend: str
     timeout: float
-    port: int  # of the store
-    listener: socket.socket | None  # of the store, at rank 0
+    store: Descriptor  # a file
     outputs: list[Descriptor]  # replace standard output and error; empty if they are not captured
 
 

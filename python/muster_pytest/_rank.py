@@ -20,6 +20,7 @@ from _pytest.assertion import util
 from _pytest.config import _prepareconfig
 from _pytest.pathlib import import_path
 
+import muster
 from muster_pytest._job import Job, Result, Test
 
 GROUP_SHARE = 0.8  # of a test's timeout: a collective fails before it, because its error names the late rank
@@ -37,6 +38,8 @@ def _minimal_config() -> pytest.Config:
 
 
 _config = _minimal_config()
+if trace_rules := sys.modules.get("torch._dynamo.trace_rules"):
+    trace_rules.clear_lru_cache()  # as init_process_group() would in each rank, which copies 1 MB there
 
 
 def main(job: Job, test: Test, answer: Connection) -> None:
@@ -50,8 +53,8 @@ def main(job: Job, test: Test, answer: Connection) -> None:
 def _run(job: Job, test: Test) -> Result:
     function: Callable[..., object] | None = None
     try:
-        os.environ.update(RANK=str(job.rank), LOCAL_RANK=str(job.rank))
-        os.environ.update(WORLD_SIZE=str(job.size), LOCAL_WORLD_SIZE=str(job.size))
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(job.rank)
+        os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(job.size)
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.size))
         function = _find(test)
@@ -86,10 +89,7 @@ def _explain(op: str, left: object, right: object) -> str | None:
 
 def _form_group(job: Job) -> None:
     limit = timedelta(seconds=job.timeout * GROUP_SHARE)
-    fd = job.listener.detach() if job.listener else None
-    store = dist.TCPStore(
-        "127.0.0.1", job.port, job.size, job.rank == 0, limit, wait_for_workers=False, master_listen_fd=fd
-    )
+    store = muster.store(f"file:///proc/self/fd/{job.store}", timeout=limit)
     dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=job.size, timeout=limit)
     if "gloo" in job.backend:
         dist.barrier()  # a rank whose test has no collectives might leave before Gloo has connected another one to it

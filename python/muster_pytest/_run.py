@@ -7,7 +7,6 @@ import dataclasses
 import os
 import pickle
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from multiprocessing import connection, reduction
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from muster.forkserver._client import memory_file
 
 from muster import forkserver
 from muster_pytest._job import Descriptor, Job, Result, Test
@@ -113,13 +113,12 @@ class _Ranks:
     def start(self, test: Test, backend: str, outputs: list[list[Descriptor]]) -> None:
         context = forkserver.get_context()
         size = len(outputs)
-        with socket.create_server(("127.0.0.1", 0), backlog=max(size, 128)) as listener:
-            port = listener.getsockname()[1]
+        with memory_file() as store:
             for rank in range(size):
                 pipe, answer = context.Pipe(duplex=False)
                 self._pipes.append(pipe)
                 with answer:
-                    job = Job(rank, size, backend, self._timeout, port, None if rank else listener, outputs[rank])
+                    job = Job(rank, size, backend, self._timeout, Descriptor(store), outputs[rank])
                     process = context.Process(target=_main, args=(job, test, answer), name=f"rank {rank}")
                     process.start()
                     self._processes.append(process)

@@ -8,7 +8,6 @@ import io
 import os
 import socket
 import sys
-import weakref
 from multiprocessing import resource_tracker, spawn, util
 from typing import NoReturn
 
@@ -25,8 +24,6 @@ def main() -> None:
     client.adopt(channel)
     os.umask(umask)
     _buffer_output()
-    for finalizer in weakref.finalize._registry.values():  # type: ignore[attr-defined]
-        finalizer.atexit = False  # of objects of the fork server, such as torch's operators, which take 30 ms
     os.lseek(data, 0, os.SEEK_SET)
     _exit(spawn._main(data, link.detach()))  # type: ignore[attr-defined]
 

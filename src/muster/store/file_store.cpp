@@ -49,7 +49,7 @@ class FileStore : public Store {
   };
 
   Result<> drive(Call& call, const Deadline& deadline) {
-    for (Duration pause = kMinPollPause;; pause = std::min(pause * 2, kMaxPollPause)) {
+    for (Duration pause = kMinPollPause;; pause = std::min(pause * 5 / 4, kMaxPollPause)) {
       {
         const std::lock_guard lock(mutex_);
         MUSTER_ASSIGN(const bool busy, step(call));
