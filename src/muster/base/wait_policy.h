@@ -19,7 +19,8 @@ namespace muster {
 //
 // Ranks that share a core give it to each other with a yield. A spin would only delay that. So the host communicator
 // spins only a little unless there is a core for each rank, and both it and the shm link migrate away from a core that
-// the awaited rank uses (shm/cpu_migrator.h).
+// the awaited rank uses (shm/cpu_migrator.h). Threads come to share a core because the kernel likes to wake a thread on
+// the core of the thread that wakes it.
 
 /// The number of polls in the longest spin (some 50 us in all) and in the shortest spin.
 inline constexpr int kMaxSpins = 3000;

@@ -24,8 +24,14 @@ class CpuMigrator {
   /// Moves this thread to a core that is not in `taken`, if it may use one. Its affinity does not change. Does nothing
   /// within kMigrationInterval of the last migration.
   void migrate_away(std::span<const uint32_t> taken);
+  /// A thread has written what this one polled for, on `core`. True if that is this thread's core again and again: then
+  /// the two hand the core to each other.
+  bool is_shared_with(uint32_t core);
+  /// Begins to count again, because this thread has slept.
+  void forget() { on_own_core_ = 0; }
 
  private:
+  int on_own_core_ = 0;  ///< calls of is_shared_with() in a row with this thread's core
   TimePoint next_;
 };
 

@@ -83,6 +83,8 @@ class RingWriter : public RingEnd {
   RingWriter(const RingRegion& region, int direction) : RingEnd(region, direction, true) {}
   /// Copies the bytes that fit now. Returns their number, or kProtocol if the reader claims more than was written.
   Result<size_t> move(Transfer& operation);
+  /// For a thread that is about to migrate. The next move() tells the reader the new core.
+  void forget_core() { control_->writer_core.store(UINT32_MAX, std::memory_order_relaxed); }
 
  private:
   uint64_t tail_ = 0;

@@ -25,7 +25,7 @@ namespace {
 
 constexpr Duration kDescriptorTimeout = std::chrono::milliseconds(100);
 
-/// Of its 18 private functions, seven implement LinkBase; the others are the steps of setting up, pumping and waiting.
+/// Of its 19 private functions, seven implement LinkBase; the others are the steps of setting up, pumping and waiting.
 class ShmLink final : public LinkBase {
  public:
   ShmLink(Loop& loop, NegotiatedLink negotiated)
@@ -95,6 +95,7 @@ class ShmLink final : public LinkBase {
   bool poll() {
     moved_ = false;
     pump_receives();
+    if (moved_ && rings_ && core_.is_shared_with(rings_->in.writer_core())) leave_core();
     if (is_open()) pump_sends();
     if (is_open() && poller_ != 0) {
       const TimePoint now = loop_.clock().now();
@@ -111,11 +112,15 @@ class ShmLink final : public LinkBase {
     rings_->out.park(sending());
     loop_.remove_poller(std::exchange(poller_, 0));
     moved_ = false;
-    // The writer may be unable to run because this thread uses its core.
-    const std::array<uint32_t, 1> taken{rings_->in.writer_core()};
-    if (receiving() && taken[0] == CpuMigrator::current()) core_.migrate_away(taken);
     pump_receives();  // bytes that arrived before the writer saw the flag
     if (is_open()) pump_sends();
+  }
+
+  /// Says so first: otherwise the other end, which runs as soon as this thread is gone, would follow it.
+  void leave_core() {
+    rings_->out.forget_core();
+    const std::array<uint32_t, 1> taken{rings_->in.writer_core()};
+    core_.migrate_away(taken);
   }
 
   void stop_polling() {
@@ -135,6 +140,7 @@ class ShmLink final : public LinkBase {
     if (is_open() && rings_) {
       rings_->in.park(false);
       rings_->out.park(false);
+      core_.forget();
       pump_receives();
       if (is_open()) pump_sends();
     }
