@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <system_error>
 
 #include "muster/rpc/function_table.h"
 #include "muster/transport/transport.h"
@@ -11,10 +10,6 @@
 namespace muster::rpc {
 namespace {
 
-/// The longest wait for an answer of the store.
-constexpr Duration kLookUpTime = 2s;
-/// The pause before a name is looked up again doubles from the first to the second value.
-constexpr Duration kMinLookUpPause = 10ms, kMaxLookUpPause = 200ms;
 /// The most workers that are remembered to have left.
 constexpr size_t kMaxLeft = 4096;
 constexpr Duration kRetryDelay = 100ms;
@@ -42,7 +37,12 @@ CallError local_error(ErrorCode code, std::string message, Rank rank) {
 
 Client::Client(LoopDriver& driver, LinkTable& links, Directory& directory, const EndpointOptions& options,
                const WorkerRecord& self, CallLog& log)
-    : driver_(driver), links_(links), directory_(directory), options_(options), self_(self), log_(log) {
+    : driver_(driver),
+      links_(links),
+      options_(options),
+      self_(self),
+      log_(log),
+      look_up_(driver, directory, [this](const auto& name, const auto& found) { return on_looked_up(name, found); }) {
   check_heartbeats();
 }
 
@@ -136,12 +136,10 @@ void Client::end_calls(const Error& why) {
     finish(*call, tl::unexpected(CallError{why, {}, {}}));
   }
   unresolved_.clear();
-  look_up_added_.notify_all();
+  look_up_.end();
 }
 
-void Client::join_look_ups() {
-  if (look_up_thread_.joinable()) look_up_thread_.join();
-}
+void Client::join_look_ups() { look_up_.join(); }
 
 void Client::close() {
   callees_.clear();
@@ -185,44 +183,10 @@ void Client::look_up(const CallPtr& call) {
   }
   call->waits = true;
   call->place = calls.insert(calls.end(), call);
-  if (is_new) {
-    look_ups_.emplace(TimePoint{}, LookUp{call->to, kMinLookUpPause});  // before names that were looked up already
-    look_up_added_.notify_all();
-  }
-  if (look_up_thread_.joinable()) return;
-  try {
-    look_up_thread_ = std::thread([this] { run_look_ups(); });
-  } catch (const std::system_error& error) {
-    abandon(*call, local_error(ErrorCode::kResourceExhausted, std::string("cannot start a thread: ") + error.what()));
-  }
-}
-
-/// On a thread of its own, because the store may have to be asked over the network, and functions may use all threads
-/// of the driver.
-void Client::run_look_ups() {
-  LoopDriver::Lock lock = driver_.lock();
-  while (!closed_) {
-    if (look_ups_.empty()) {
-      look_up_added_.wait(lock);
-      continue;
-    }
-    const Duration pause = look_ups_.begin()->first - steady_clock().now();
-    if (pause > Duration::zero()) {
-      look_up_added_.wait_for(lock, pause);
-      continue;
-    }
-    LookUp next = std::move(look_ups_.begin()->second);
-    look_ups_.erase(look_ups_.begin());
-    lock.unlock();
-    const auto found = directory_.find(next.name, Deadline::after(kLookUpTime));
-    lock.lock();
-    if (on_looked_up(next.name, found)) {
-      const TimePoint again = steady_clock().now() + next.pause;
-      next.pause = std::min(2 * next.pause, kMaxLookUpPause);
-      look_ups_.emplace(again, std::move(next));
-    }
-    driver_.provide_progress();
-    driver_.wake();  // a dial and the callbacks need the thread that drives the loop
+  if (!is_new) return;
+  if (Result<> added = look_up_.add(call->to); !added) {
+    abandon(*call, CallError{std::move(added.error()), {}, {}});
+    unresolved_.erase(call->to);
   }
 }
 

@@ -1,12 +1,10 @@
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -15,6 +13,7 @@
 #include "muster/rpc/channel.h"
 #include "muster/rpc/directory.h"
 #include "muster/rpc/endpoint.h"
+#include "muster/rpc/name_look_up.h"
 #include "muster/rpc/peer_calls.h"
 #include "muster/transport/links/link_table.h"
 
@@ -67,14 +66,7 @@ class Client {
     TimePoint last_heard;
   };
 
-  /// A name that is looked up again after `pause`.
-  struct LookUp {
-    std::string name;
-    Duration pause;
-  };
-
   void look_up(const CallPtr& call);
-  void run_look_ups();
   bool on_looked_up(const std::string& name, const Result<std::optional<WorkerRecord>>& found);
   void fail_calls_to_left(const std::string& name, std::list<CallPtr>& calls);
   Result<LinkTable::Endpoint> endpoint_of(const WorkerRecord& record) const;
@@ -91,7 +83,6 @@ class Client {
 
   LoopDriver& driver_;
   LinkTable& links_;
-  Directory& directory_;
   const EndpointOptions& options_;
   const WorkerRecord& self_;
   CallLog& log_;
@@ -100,9 +91,7 @@ class Client {
   std::unordered_map<std::string, Rank> names_;                     ///< the worker that has a name now
   std::unordered_map<std::string, std::string> left_;               ///< workers that said goodbye, by name
   std::unordered_map<std::string, std::list<CallPtr>> unresolved_;  ///< calls to names that are being looked up
-  std::multimap<TimePoint, LookUp> look_ups_;                       ///< the same names, by the time of the next look-up
-  std::condition_variable look_up_added_;
-  std::thread look_up_thread_;  ///< asks the store; started by the first look-up
+  NameLookUp look_up_;
   std::optional<Error> closed_;
 };
 
