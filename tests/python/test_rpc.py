@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import decimal
 import os
 import pickle
 import sys
 import threading
+import uuid
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import forks
@@ -118,6 +121,13 @@ VALUES = [
         slice(1, 2),
     ),
     *(Pair(1, torch.ones(2)), collections.OrderedDict(a=1), collections.deque([1, 2]), bytearray(b"xy"), range(3)),
+    *(
+        collections.Counter("ab"),
+        collections.defaultdict(int, a=1),
+        Path("a/b"),
+        decimal.Decimal("1.50"),
+        uuid.UUID(int=7),
+    ),
     *(torch.float32, torch.Size([2, 3]), torch.device("cpu"), ValueError("x").args, Batch),
     *(torch.zeros(()), torch.zeros(0), torch.zeros(0, 3), torch.arange(12).view(3, 4).t(), torch.arange(10)[::3]),
     *(

@@ -6,12 +6,16 @@ A name is "module:qualified.name". It is looked up in modules that are imported 
 from __future__ import annotations
 
 import builtins
+import collections
 import datetime
+import decimal
 import functools
 import importlib
 import inspect
+import pathlib
 import sys
 import types
+import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
@@ -38,10 +42,13 @@ _DATA: dict[str, Any] = {
     f"{kind.__module__}:{kind.__qualname__}": kind
     for kind in (
         *(bytearray, complex, frozenset, range, set, slice, type(...), type(NotImplemented)),
+        *(bool, bytes, dict, float, int, list, str, tuple),  # the factory of a defaultdict
+        *(collections.Counter, collections.OrderedDict, collections.defaultdict, collections.deque),
         *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone),
+        *(decimal.Decimal, pathlib.PosixPath, pathlib.PurePosixPath, uuid.UUID, uuid.SafeUUID),
         *(torch.Size, torch.device),
     )
-} | {f"collections:{name}": getattr(sys.modules["collections"], name) for name in ("OrderedDict", "deque")}
+}
 _NUMPY = {"ndarray", "dtype", "_reconstruct", "scalar", "_frombuffer"}
 
 
