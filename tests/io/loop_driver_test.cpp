@@ -67,18 +67,23 @@ TEST_F(LoopDriverTest, ItsOwnThreadDrivesTheLoopWhileThereIsWork) {
   EXPECT_NE(driver.get_future().get(), std::this_thread::get_id());
 }
 
-TEST_F(LoopDriverTest, ALongWaitLeavesTheLoopToOwnThreads) {
+TEST_F(LoopDriverTest, AfterALongWaitOwnThreadsDriveTheLoop) {
   std::thread::id driver, runner;
   auto lock = briefly_driven_.lock();
   work_ = true;
-  briefly_driven_.loop().after(100ms, [&] {
-    driver = std::this_thread::get_id();
-    briefly_driven_.add_task([&] {
-      const auto inner = briefly_driven_.lock();
-      runner = std::this_thread::get_id();
-      briefly_driven_.notify();
+  const auto second_task = [&] {
+    const auto inner = briefly_driven_.lock();
+    runner = std::this_thread::get_id();
+    briefly_driven_.notify();
+  };
+  const auto first_task = [&] {
+    const auto inner = briefly_driven_.lock();
+    briefly_driven_.loop().after(10ms, [&] {
+      driver = std::this_thread::get_id();
+      briefly_driven_.add_task(second_task);
     });
-  });
+  };
+  briefly_driven_.loop().after(100ms, [&] { briefly_driven_.add_task(first_task); });
   briefly_driven_.wait_until(
       lock, [&] { return runner != std::thread::id(); }, Deadline::after(kTimeout));
   EXPECT_NE(driver, std::this_thread::get_id());

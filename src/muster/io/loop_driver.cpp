@@ -48,16 +48,19 @@ bool LoopDriver::is_inside() const { return on_own_thread() || calling_for == th
 void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
   const Deadline shift = Deadline::after(options_.max_drive);
-  const bool may_drive_on = options_.max_drive == Duration::max();
+  bool looks_on = false;
+  const auto leaves = [&] { return looks_on || (task_ready() && shift.passed()); };
   while (!done() && !deadline.passed()) {
-    if (!may_drive_on && shift.passed()) {
+    if (leaves()) {
+      looks_on = true;
       look_on(lock, done, deadline);
       run_callbacks(lock);
       continue;
     }
     if (driven_by_ == DrivenBy::kNoThread || take_over()) {
       driven_by_ = DrivenBy::kWaitingThread;
-      (void)take_turns(lock, done, may_drive_on ? deadline : deadline.or_sooner(shift.when()));
+      (void)take_turns(
+          lock, [&] { return done() || leaves(); }, deadline);
       driven_by_ = DrivenBy::kNoThread;
       notify();
       run_callbacks(lock);

@@ -49,8 +49,8 @@ class LoopDriver {
     Duration grace = 1ms;
     /// The most tasks that run at a time. Tasks that are inside wait_until() do not count.
     int max_tasks = 1;
-    /// A thread that has waited for so long leaves the loop to the own threads, which run tasks themselves. Otherwise a
-    /// long wait would cost each task a hand-over to another thread.
+    /// A thread that has waited for so long leaves the loop to the own threads when a task comes: they run tasks
+    /// themselves. Otherwise a long wait would cost each task a hand-over to another thread.
     Duration max_drive = Duration::max();
   };
 
