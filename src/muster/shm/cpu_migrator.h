@@ -24,8 +24,8 @@ class CpuMigrator {
   /// Moves this thread to a core that is not in `taken`, if it may use one. Its affinity does not change. Does nothing
   /// within kMigrationInterval of the last migration.
   void migrate_away(std::span<const uint32_t> taken);
-  /// A thread has written what this one polled for, on `core`. True if that is this thread's core again and again: then
-  /// the two hand the core to each other.
+  /// Call this when what the thread polled for has come; `core` is the core of the thread that wrote it. True if that
+  /// was this thread's own core several times in a row: the two threads share the core.
   bool is_shared_with(uint32_t core);
   /// Begins to count again, because this thread has slept.
   void forget() { on_own_core_ = 0; }

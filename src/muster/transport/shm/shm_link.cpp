@@ -116,7 +116,8 @@ class ShmLink final : public LinkBase {
     if (is_open()) pump_sends();
   }
 
-  /// Says so first: otherwise the other end, which runs as soon as this thread is gone, would follow it.
+  /// Migrates away from the writer's core. Withdraws the own core number first: the other end runs as soon as this
+  /// thread is gone, and would follow it if it still saw the old number.
   void leave_core() {
     rings_->out.forget_core();
     const std::array<uint32_t, 1> taken{rings_->in.writer_core()};
