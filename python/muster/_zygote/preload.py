@@ -65,11 +65,9 @@ def import_all(preload: Sequence[str], optional: Iterable[str] = ()) -> None:
 def freeze() -> None:
     """Keeps the collector from writing to the pages of all objects, so that they stay shared after a fork.
 
-    There is no collection before it, because that takes a ninth of the start and finds little. Objects of Triton stay
-    as they are: the interpreter does not free frozen objects at its exit, and Triton would report them as leaked.
+    There is no collection before it, because that takes a ninth of the start and finds little.
     """
-    if "triton._C.libtriton" not in sys.modules:
-        gc.freeze()
+    gc.freeze()
 
 
 def _import_if_possible(names: Iterable[str]) -> None:

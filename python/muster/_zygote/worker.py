@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -65,6 +66,8 @@ def become_worker(request: Request, parent: int, unwanted: Sequence[int], own_gr
     reseed()
     set_title(request.command)
     skip_destructors()
+    if "triton._C.libtriton" in sys.modules:  # reports objects that are left, and the interpreter frees no frozen ones
+        atexit.register(gc.unfreeze)
     gc.enable()
 
 
