@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "muster/shm/arena.h"
+#include "muster/torch/c10d/torch_versions.h"
 #include "muster/torch/exception.h"
 #include "torch/torch_ranks.h"
 
@@ -121,7 +122,7 @@ TEST(ProcessGroupMuster, RefusesWrongArgumentsBeforeAnyRankBegins) {
     EXPECT_THROW(backend.allreduce(meta, c10d::AllreduceOptions()), c10::NotImplementedError);
     Tensors whole{at::ones({1}, at::kInt)};
     c10d::AllreduceOptions scaled;
-    scaled.reduceOp = c10d::makePreMulSum(0.5);
+    scaled.reduceOp = {c10d::ReduceOp::PREMUL_SUM, c10::make_intrusive<PreMulSumSupplement>(0.5)};
     EXPECT_THROW(backend.allreduce(whole, scaled), c10::NotImplementedError);
     EXPECT_EQ(backend.getSequenceNumberForGroup(), before);
   });
