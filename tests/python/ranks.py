@@ -5,14 +5,17 @@ Functions and arguments are pickled: a process finds a function by its name in t
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing.connection
 import os
 import pickle
+import signal
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import forks
@@ -47,29 +50,66 @@ def run_processes(
 ) -> list[Any]:
     """Runs main(*own[rank], answer, *common) in a process for each rank. Returns what they answer, in rank order.
 
-    main sends a pair to `answer`: a traceback or None, and the pickled result.
+    main sends a pair to `answer`: a traceback or None, and the pickled result. The first failure is raised.
     """
     pipes, workers = [], []
-    for arguments in own:
-        receiving, sending = forks.CONTEXT.Pipe(duplex=False)
-        worker = forks.Process(target=main, args=(*arguments, sending, *common))
-        worker.start()
-        sending.close()
-        pipes.append(receiving)
-        workers.append(worker)
-    try:
-        results = [_answer(rank, pipe, rank in lost, timeout) for rank, pipe in enumerate(pipes)]
-        deadline = time.monotonic() + timeout
-        for rank, worker in enumerate(workers):
-            worker.join(max(0.0, deadline - time.monotonic()))
-            assert worker.exitcode is not None, f"rank {rank} answered but did not exit"
-            assert rank in lost or worker.exitcode == 0, f"rank {rank} exited with {worker.exitcode}"
-        return results
-    finally:
-        for worker in workers:
-            if worker.exitcode is None:
-                worker.kill()
-            worker.join()
+    with tempfile.TemporaryDirectory() as stacks:
+        for rank, arguments in enumerate(own):
+            receiving, sending = forks.CONTEXT.Pipe(duplex=False)
+            worker = forks.Process(target=_process_main, args=(f"{stacks}/{rank}", main, *arguments, sending, *common))
+            worker.start()
+            sending.close()
+            pipes.append(receiving)
+            workers.append(worker)
+        try:
+            results = _answers(pipes, workers, stacks, lost, timeout)
+            deadline = time.monotonic() + timeout
+            for rank, worker in enumerate(workers):
+                worker.join(max(0.0, deadline - time.monotonic()))
+                assert worker.exitcode is not None, (
+                    f"rank {rank} answered but did not exit\n{_stacks(worker, stacks, rank)}"
+                )
+                assert rank in lost or worker.exitcode == 0, f"rank {rank} exited with {worker.exitcode}"
+            return results
+        finally:
+            for worker in workers:
+                if worker.exitcode is None:
+                    worker.kill()
+                worker.join()
+
+
+def _process_main(stacks: str, main: Callable[..., None], *arguments: Any) -> None:
+    with open(stacks, "w") as file:
+        faulthandler.register(signal.SIGUSR1, file)
+        main(*arguments)
+        faulthandler.unregister(signal.SIGUSR1)
+
+
+def _stacks(worker: Any, folder: str, rank: int) -> str:
+    """Where the threads of a rank are now."""
+    os.kill(worker.pid, signal.SIGUSR1)
+    time.sleep(1)  # tidy: allow(sleep) nothing tells that the stacks are written
+    return f"rank {rank} is here:\n{Path(folder, str(rank)).read_text()}"
+
+
+def _answers(
+    pipes: list[multiprocessing.connection.Connection],
+    workers: list[Any],
+    stacks: str,
+    lost: tuple[int, ...],
+    timeout: float,
+) -> list[Any]:
+    results: list[Any] = [None] * len(pipes)
+    pending = dict(enumerate(pipes))
+    deadline = time.monotonic() + timeout
+    while pending:
+        ready = multiprocessing.connection.wait(list(pending.values()), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            where = "\n".join(_stacks(workers[rank], stacks, rank) for rank in pending)
+            raise AssertionError(f"ranks {list(pending)} did not answer within {timeout} s\n{where}")
+        for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
+            results[rank] = _answer(rank, pending.pop(rank), rank in lost, timeout)
+    return results
 
 
 class RankPool:

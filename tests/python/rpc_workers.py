@@ -53,6 +53,7 @@ def _worker_main(
 ) -> None:
     torch.set_num_threads(1)
     os.environ.pop("MUSTER_STORE", None)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         if over:
             dist.init_process_group(over[0], store=dist.FileStore(f"{store}.group"), rank=rank, world_size=over[1])
