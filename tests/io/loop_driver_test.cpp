@@ -13,7 +13,11 @@ constexpr Duration kTimeout = std::chrono::seconds(60);
 
 class LoopDriverTest : public testing::Test, private LoopDriver::Delegate {
  protected:
-  void TearDown() override { stop(); }
+  void TearDown() override {
+    stop();
+    auto lock = briefly_driven_.lock();
+    (void)briefly_driven_.stop(lock);
+  }
   void stop() {
     auto lock = driver_.lock();
     (void)driver_.stop(lock);
@@ -32,6 +36,7 @@ class LoopDriverTest : public testing::Test, private LoopDriver::Delegate {
   int expired_ = 0;
   TimePoint deadline_{INT64_MAX};
   LoopDriver driver_{Loop::create().value(), *this, {.grace = 1ms, .max_tasks = 2}};
+  LoopDriver briefly_driven_{Loop::create().value(), *this, {.grace = 1ms, .max_tasks = 2, .max_drive = 1ms}};
 
  private:
   bool has_work() const override { return work_; }
@@ -60,6 +65,29 @@ TEST_F(LoopDriverTest, ItsOwnThreadDrivesTheLoopWhileThereIsWork) {
     driver_.provide_progress();
   }
   EXPECT_NE(driver.get_future().get(), std::this_thread::get_id());
+}
+
+TEST_F(LoopDriverTest, AfterALongWaitOwnThreadsDriveTheLoop) {
+  std::thread::id driver, runner;
+  auto lock = briefly_driven_.lock();
+  work_ = true;
+  const auto second_task = [&] {
+    const auto inner = briefly_driven_.lock();
+    runner = std::this_thread::get_id();
+    briefly_driven_.notify();
+  };
+  const auto first_task = [&] {
+    const auto inner = briefly_driven_.lock();
+    briefly_driven_.loop().after(10ms, [&] {
+      driver = std::this_thread::get_id();
+      briefly_driven_.add_task(second_task);
+    });
+  };
+  briefly_driven_.loop().after(100ms, [&] { briefly_driven_.add_task(first_task); });
+  briefly_driven_.wait_until(
+      lock, [&] { return runner != std::thread::id(); }, Deadline::after(kTimeout));
+  EXPECT_NE(driver, std::this_thread::get_id());
+  EXPECT_EQ(driver, runner);  // without a hand-over
 }
 
 TEST_F(LoopDriverTest, AWaitEndsAtItsDeadline) {

@@ -47,10 +47,20 @@ bool LoopDriver::is_inside() const { return on_own_thread() || calling_for == th
 
 void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
+  const Deadline shift = Deadline::after(options_.max_drive);
+  bool looks_on = false;
+  const auto leaves = [&] { return looks_on || (task_ready() && shift.passed()); };
   while (!done() && !deadline.passed()) {
+    if (leaves()) {
+      looks_on = true;
+      look_on(lock, done, deadline);
+      run_callbacks(lock);
+      continue;
+    }
     if (driven_by_ == DrivenBy::kNoThread || take_over()) {
       driven_by_ = DrivenBy::kWaitingThread;
-      (void)take_turns(lock, done, deadline);
+      (void)take_turns(
+          lock, [&] { return done() || leaves(); }, deadline);
       driven_by_ = DrivenBy::kNoThread;
       notify();
       run_callbacks(lock);
@@ -65,6 +75,14 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
   if (on_own_thread()) change_running(1);
   if (stopping_) changed_.notify_all();
   if (delegate_.has_work()) provide_driver();
+}
+
+void LoopDriver::look_on(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+  provide_driver();
+  Bystander self{done, {}};
+  bystanders_.push_back(&self);
+  self.wake.wait_for(lock, std::min(deadline.left(), kMaxSleep), done);
+  std::erase(bystanders_, &self);
 }
 
 /// Takes the loop from an own thread that sleeps in it. That thread finds out when it wakes, so this one need not wait
@@ -301,7 +319,7 @@ bool LoopDriver::stop(Lock& lock, const Deadline& deadline) {
   work_.notify_all();
   free_.notify_all();
   run_callbacks(lock);
-  while (driven_by_ != DrivenBy::kNoThread || waiting_ > 0 || calling_ > 0 || started_ > 0) {
+  while (driven_by_ != DrivenBy::kNoThread || waiting_ > 0 || !bystanders_.empty() || calling_ > 0 || started_ > 0) {
     if ((calling_ > 0 || started_ > 0) && deadline.passed()) return false;
     changed_.wait_for(lock, std::clamp(deadline.left(), Duration(1ms), kMaxSleep));
   }

@@ -49,6 +49,9 @@ class LoopDriver {
     Duration grace = 1ms;
     /// The most tasks that run at a time. Tasks that are inside wait_until() do not count.
     int max_tasks = 1;
+    /// A thread that has waited for so long leaves the loop to the own threads when a task comes: they run tasks
+    /// themselves. Otherwise a long wait would cost each task a hand-over to another thread.
+    Duration max_drive = Duration::max();
   };
 
   LoopDriver(std::unique_ptr<Loop> loop, Delegate& delegate, Options options);
@@ -67,6 +70,9 @@ class LoopDriver {
   /// Wakes the threads in wait_until(), so that they check their condition again.
   void notify() {
     if (waiting_ > 0) changed_.notify_all();
+    for (Bystander* each : bystanders_) {
+      if (each->done()) each->wake.notify_one();
+    }
     if (driven_by_ == DrivenBy::kWaitingThread) wake();
   }
   /// Wakes the thread that sleeps in the loop, because there is new work.
@@ -136,6 +142,12 @@ class LoopDriver {
   /// The own thread that takes over when nobody drives the loop: there is none, it naps, or it sleeps until alerted.
   enum class Standby : uint8_t { kNone, kNapping, kAsleep };
 
+  /// A thread in wait_until() that leaves the loop to others.
+  struct Bystander {
+    const std::function<bool()>& done;
+    std::condition_variable wake;
+  };
+
   /// How a thread that stands by has rested.
   struct Rest {
     int naps = 0;           ///< naps since it last had work
@@ -144,6 +156,7 @@ class LoopDriver {
   };
 
   void provide_driver();
+  void look_on(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
   bool take_over();
   bool take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
   bool park(Lock& lock, Duration max_sleep);
@@ -170,6 +183,7 @@ class LoopDriver {
   PollWait poll_wait_{kMessagePolls};  ///< used by the thread that drives the loop
   int waiting_ = 0;                    ///< threads that wait for changed_ in wait_until()
   std::condition_variable changed_;
+  std::vector<Bystander*> bystanders_;
   std::vector<std::function<void()>> callbacks_;
   int calling_ = 0;  ///< threads that run callbacks now
 

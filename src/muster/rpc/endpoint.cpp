@@ -28,6 +28,8 @@ namespace {
 constexpr int kMaxWorkers = 1 << 30;
 /// If a function runs for longer than this, another thread takes over the loop and the next functions.
 constexpr Duration kGrace = 100us;
+/// A thread that has waited for longer, for example in shutdown(), leaves the loop to the threads that run functions.
+constexpr Duration kMaxDrive = 10ms;
 /// How long a worker that leaves tries to remove its name from the store.
 constexpr Duration kLeaveTime = 2s;
 /// Functions that are canceled at the deadline of shutdown() may take so long to return.
@@ -174,7 +176,7 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
       : options_(std::move(options)),
         directory_(std::move(directory)),
         log_(Recorder::entries_from_environment(), options_.group, group_id(options_), options_.name, id),
-        driver_(std::move(loop), *this, {.grace = kGrace, .max_tasks = options_.max_handlers}) {
+        driver_(std::move(loop), *this, {.grace = kGrace, .max_tasks = options_.max_handlers, .max_drive = kMaxDrive}) {
     self_.worker = {options_.name, id};
     self_.host = host_name();
     self_.process = {getpid(), process_domain()};
