@@ -122,7 +122,8 @@ TEST(ProcessGroupMuster, RefusesWrongArgumentsBeforeAnyRankBegins) {
     EXPECT_THROW(backend.allreduce(meta, c10d::AllreduceOptions()), c10::NotImplementedError);
     Tensors whole{at::ones({1}, at::kInt)};
     c10d::AllreduceOptions scaled;
-    scaled.reduceOp = {c10d::ReduceOp::PREMUL_SUM, c10::make_intrusive<PreMulSumSupplement>(0.5)};
+    scaled.reduceOp.op_ = c10d::ReduceOp::PREMUL_SUM;  // torch's function for this has another name in torch 2.11
+    scaled.reduceOp.supplement_ = c10::make_intrusive<PreMulSumSupplement>(0.5);
     EXPECT_THROW(backend.allreduce(whole, scaled), c10::NotImplementedError);
     EXPECT_EQ(backend.getSequenceNumberForGroup(), before);
   });
