@@ -414,12 +414,14 @@ std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store
     MUSTER_ASSIGN(refs, RefService::start(agent.shared_from_this(), {.lease = PyAgent::duration(lease)}));
     MUSTER_ASSIGN(autograd, Autograd::start(agent.shared_from_this(), autograd_error));
     MUSTER_TRY(rpc::add_fetch(refs, autograd));
-    return agent.add_fallback([weak_refs = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd)](
-                                  const rpc::Request& request, rpc::Responder responder) {
-      const auto alive = weak_refs.lock();
-      const auto contexts = weak_autograd.lock();
-      if (alive && contexts) serve(alive, contexts->context_of(request.arguments), request, std::move(responder));
-    });
+    return agent.add_fallback(
+        [weak_refs = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd)](const rpc::Request& request,
+                                                                                   rpc::Responder responder) {
+          const auto alive = weak_refs.lock();
+          const auto contexts = weak_autograd.lock();
+          if (alive && contexts) serve(alive, contexts->context_of(request.arguments), request, std::move(responder));
+        },
+        {.serial = true});
   };
   auto agent = value_or_throw(store ? rpc::start_endpoint(store_over_c10d(*store), std::move(options))
                                     : rpc::join_job(std::move(options)));

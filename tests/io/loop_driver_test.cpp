@@ -90,6 +90,34 @@ TEST_F(LoopDriverTest, AfterALongWaitOwnThreadsDriveTheLoop) {
   EXPECT_EQ(driver, runner);  // without a hand-over
 }
 
+TEST_F(LoopDriverTest, ALongWaitLeavesTheLoopToAnotherThreadThatWaits) {
+  std::atomic<bool> begun = false;
+  bool ended = false;
+  std::thread long_wait([&] {
+    auto lock = briefly_driven_.lock();
+    briefly_driven_.wait_until(
+        lock,
+        [&] {
+          begun = true;
+          return ended;
+        },
+        Deadline::after(kTimeout));
+  });
+  while (!begun) std::this_thread::yield();
+  std::thread::id driver;
+  auto lock = briefly_driven_.lock();
+  work_ = true;
+  briefly_driven_.loop().after(50ms, [] {});  // ends the first sleep of the thread that drives
+  briefly_driven_.loop().after(300ms, [&] { driver = std::this_thread::get_id(); });
+  briefly_driven_.wait_until(
+      lock, [&] { return driver != std::thread::id(); }, Deadline::after(kTimeout));
+  EXPECT_EQ(driver, std::this_thread::get_id());
+  ended = true;
+  briefly_driven_.notify();
+  lock.unlock();
+  long_wait.join();
+}
+
 TEST_F(LoopDriverTest, AWaitEndsAtItsDeadline) {
   auto lock = driver_.lock();
   driver_.wait_until(

@@ -92,10 +92,11 @@ TEST_P(RpcEndpoint, NamesTheFunctionsThatThereAre) {
 
 TEST_P(RpcEndpoint, AFallbackGetsAllOtherNames) {
   add(b_, "known", [](Request, Responder responder) { responder.reply(text("known")); });
-  ASSERT_TRUE(b_->add_fallback([](Request request, Responder responder) { responder.reply(text(request.function)); }));
+  ASSERT_TRUE(
+      b_->add_fallback([](Request request, Responder responder) { responder.reply(text(request.function)); }, {}));
   EXPECT_EQ(text(result_of(a_->call("b", "known", {}, {}))), "known");
   EXPECT_EQ(text(result_of(a_->call("b", "other", {}, {}))), "other");
-  EXPECT_EQ(b_->add_fallback(echo).error().code, ErrorCode::kAlreadyExists);
+  EXPECT_EQ(b_->add_fallback(echo, {}).error().code, ErrorCode::kAlreadyExists);
   EXPECT_EQ(b_->add_function("known", echo, {}).error().code, ErrorCode::kAlreadyExists);
 }
 

@@ -21,8 +21,8 @@ constexpr Duration kMaxSleep = 100ms;
 constexpr unsigned kPollKernelEvery = 16;
 /// After this many naps without work, the thread that stands by sleeps until it is alerted.
 constexpr int kMaxIdleNaps = 50;
-/// It takes one more nap of this length first if other threads have driven the loop during the nap before.
-constexpr Duration kLastNap = 1ms;
+/// How long it naps while other threads drive the loop and no tasks begin, or while they run serial tasks.
+constexpr Duration kDoze = 1ms;
 /// So many tasks during a nap are so short that another thread would cost more than it helps.
 constexpr uint64_t kQuickTasks = 16;
 /// The most own threads. It bounds the nesting of tasks that wait for each other's calls.
@@ -49,10 +49,9 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
   if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
   const Deadline shift = Deadline::after(options_.max_drive);
   bool looks_on = false;
-  const auto leaves = [&] { return looks_on || (task_ready() && shift.passed()); };
+  const auto leaves = [&] { return looks_on || ((task_ready() || waiting_ > 0) && shift.passed()); };
   while (!done() && !deadline.passed()) {
-    if (leaves()) {
-      looks_on = true;
+    if (looks_on = leaves(); looks_on) {
       look_on(lock, done, deadline);
       run_callbacks(lock);
       continue;
@@ -61,6 +60,7 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
       driven_by_ = DrivenBy::kWaitingThread;
       (void)take_turns(
           lock, [&] { return done() || leaves(); }, deadline);
+      looks_on = leaves();
       driven_by_ = DrivenBy::kNoThread;
       notify();
       run_callbacks(lock);
@@ -211,8 +211,8 @@ void LoopDriver::alert() {
 
 /// Called when an own thread starts a task or a callback: another one must stand by meanwhile.
 void LoopDriver::provide_standby() {
-  if (standby_ == Standby::kAsleep) return alert();
   if (standby_ == Standby::kNapping) return;
+  if (standby_ != Standby::kNone) return alert();
   if (idle_ > 0) return free_.notify_one();
   start_thread();
 }
@@ -258,6 +258,7 @@ bool LoopDriver::run_next_task(Lock& lock) {
     next_task_ = 0;
   }
   ++begun_;
+  serial_ = task->is_serial();
   ++running_;
   ++started_;
   provide_standby();
@@ -294,15 +295,17 @@ void LoopDriver::rest(Lock& lock, Rest& state) {
   const auto alerted = [this] { return stopping_ || alert_; };
   if (state.naps < kMaxIdleNaps) {
     const uint64_t drives = drives_, begun = begun_;
-    standby_ = Standby::kNapping;
-    const bool was_alerted = work_.wait_for(lock, options_.grace, alerted);
-    const bool quick = !was_alerted && begun_ - begun >= kQuickTasks;
-    state = {quick ? 0 : state.naps + 1, !quick, was_alerted || drives_ == drives};
+    standby_ = state.only_calls ? Standby::kDozing : Standby::kNapping;
+    const bool longer = state.only_calls || state.only_serial;
+    const bool was_alerted = work_.wait_for(lock, longer ? std::max(kDoze, options_.grace) : options_.grace, alerted);
+    const bool quick = !was_alerted && begun_ - begun >= (serial_ ? 1 : kQuickTasks);
+    const bool may_drive = was_alerted || drives_ == drives;
+    state = {quick ? 0 : state.naps + 1, !quick, may_drive, !may_drive && begun_ == begun, quick && serial_};
   } else {
     standby_ = Standby::kAsleep;
     // A thread that uses the driver alerts this one from now on. One that used it during the last nap did not.
     if (!state.may_drive) {
-      work_.wait_for(lock, kLastNap, alerted);
+      work_.wait_for(lock, kDoze, alerted);
     } else if (!task_ready()) {
       work_.wait(lock, alerted);
     }

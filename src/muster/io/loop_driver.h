@@ -20,8 +20,8 @@ namespace muster {
 /// A user may also add tasks, such as the handlers of remote calls. Only own threads run them, in the Leader/Followers
 /// pattern (Schmidt et al. 2000): the own thread that drives the loop runs a task itself, because handing it to another
 /// thread would cost more than a short task. Another own thread stands by: if the task takes longer than the grace
-/// time, that thread takes the loop and the next tasks. It does not if many tasks have run within that time: two
-/// threads that run very short tasks would mostly wait for each other's lock.
+/// time, that thread takes the loop and the next tasks. It does not if many tasks have begun within that time: two
+/// threads that run very short tasks would mostly wait for each other's lock. Nor does it if a serial task has begun.
 ///
 /// The class has many fields because together they are the state of one protocol: how threads hand over the loop.
 class LoopDriver {
@@ -49,8 +49,8 @@ class LoopDriver {
     Duration grace = 1ms;
     /// The most tasks that run at a time. Tasks that are inside wait_until() do not count.
     int max_tasks = 1;
-    /// A thread that has waited for so long leaves the loop to the own threads when a task comes: they run tasks
-    /// themselves. Otherwise a long wait would cost each task a hand-over to another thread.
+    /// A thread that has waited for so long leaves the loop to others when a task comes, which own threads run
+    /// themselves, or another thread that waits. Otherwise each task and each short wait would cost a hand-over.
     Duration max_drive = Duration::max();
   };
 
@@ -98,6 +98,8 @@ class LoopDriver {
    public:
     virtual ~Task() = default;
     virtual void run() = 0;
+    /// It runs mostly under a lock that other serial tasks need, too.
+    virtual bool is_serial() const { return false; }
   };
   /// Queues a task. Tasks start in the order of the calls, without the lock. Tasks that have not started when stop() is
   /// called are dropped.
@@ -139,8 +141,9 @@ class LoopDriver {
 
  private:
   enum class DrivenBy : uint8_t { kNoThread, kWaitingThread, kOwnThread };
-  /// The own thread that takes over when nobody drives the loop: there is none, it naps, or it sleeps until alerted.
-  enum class Standby : uint8_t { kNone, kNapping, kAsleep };
+  /// The own thread that takes over when nobody drives the loop: there is none, it naps, it naps for longer because
+  /// other threads do all work, or it sleeps until alerted. Tasks alert one that dozes, calls do not.
+  enum class Standby : uint8_t { kNone, kNapping, kDozing, kAsleep };
 
   /// A thread in wait_until() that leaves the loop to others.
   struct Bystander {
@@ -150,9 +153,11 @@ class LoopDriver {
 
   /// How a thread that stands by has rested.
   struct Rest {
-    int naps = 0;           ///< naps since it last had work
-    bool may_run = true;    ///< the other threads have run few tasks during the last nap, or none
-    bool may_drive = true;  ///< no other thread has driven the loop during the last nap
+    int naps = 0;              ///< naps since it last had work
+    bool may_run = true;       ///< the other threads have run few tasks during the last nap, or none
+    bool may_drive = true;     ///< no other thread has driven the loop during the last nap
+    bool only_calls = false;   ///< others have, and no task has begun
+    bool only_serial = false;  ///< the others run serial tasks
   };
 
   void provide_driver();
@@ -190,6 +195,7 @@ class LoopDriver {
   std::vector<std::shared_ptr<Task>> tasks_;
   size_t next_task_ = 0;  ///< index of the first task that has not started
   uint64_t begun_ = 0;    ///< tasks that have started since the beginning
+  bool serial_ = false;   ///< the task that has started last is serial
   int running_ = 0;       ///< tasks that run now and are not inside wait_until()
   int started_ = 0;       ///< tasks that run now
 

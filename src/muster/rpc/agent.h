@@ -68,6 +68,9 @@ struct FunctionOptions {
   /// It runs on the thread that has read the request, which may be one that makes a call or waits for one. So it starts
   /// at once. But it must be short, must take no lock that such a thread may hold, and must not wait for a call.
   bool brief = false;
+  /// It runs mostly under a lock that other such functions need, too, such as Python's GIL. One thread runs these
+  /// functions as long as it makes progress, because others would wait for that lock.
+  bool serial = false;
 };
 
 /// Calls functions of other workers, and runs functions for them. Thread-safe. Must be held by a shared_ptr.
@@ -85,7 +88,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   /// what follows that in a call is a note for users (rpc/function_table.h).
   virtual Result<> add_function(const std::string& name, Handler handler, FunctionOptions options) = 0;
   /// Called for functions that were not added. At most one; kAlreadyExists for a second one.
-  virtual Result<> add_fallback(Handler handler) = 0;
+  virtual Result<> add_fallback(Handler handler, FunctionOptions options) = 0;
 
   /// Calls `function` of the worker `to`, which may also be this worker. If no worker has this name, the call waits
   /// until one has joined. But if the worker that had it was connected to this one and left in order, the call fails at

@@ -79,7 +79,9 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
   Result<> add_function(const std::string& name, Handler handler, FunctionOptions options) override {
     return functions_.add(name, std::move(handler), options);
   }
-  Result<> add_fallback(Handler handler) override { return functions_.add_fallback(std::move(handler)); }
+  Result<> add_fallback(Handler handler, FunctionOptions options) override {
+    return functions_.add_fallback(std::move(handler), options);
+  }
 
   Future call(const std::string& to, const std::string& function, Message arguments,
               const CallOptions& options) override {

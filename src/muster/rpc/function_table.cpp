@@ -31,10 +31,10 @@ Result<> FunctionTable::add(const std::string& name, Handler handler, FunctionOp
   return fail(ErrorCode::kAlreadyExists, fmt::format("a function named \"{}\" was added already", name));
 }
 
-Result<> FunctionTable::add_fallback(Handler handler) {
+Result<> FunctionTable::add_fallback(Handler handler, FunctionOptions options) {
   const std::lock_guard lock(mutex_);
   if (fallback_) return fail(ErrorCode::kAlreadyExists, "a fallback was added already");
-  fallback_ = std::make_shared<const Function>(std::move(handler), FunctionOptions());
+  fallback_ = std::make_shared<const Function>(std::move(handler), options);
   return {};
 }
 

@@ -26,7 +26,7 @@ class FunctionTable {
  public:
   /// kInvalidArgument for a name with kNote.
   Result<> add(const std::string& name, Handler handler, FunctionOptions options);
-  Result<> add_fallback(Handler handler);
+  Result<> add_fallback(Handler handler, FunctionOptions options);
   /// The options of the function that a call names; the default ones if there is no such function.
   FunctionOptions options_of(std::string_view called) const;
   /// Runs the function that the request names, and gives it the request without the note. If there is none, the call

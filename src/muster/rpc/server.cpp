@@ -86,13 +86,16 @@ class Server::ServedCall : public LoopDriver::Task,
 
 class Server::RemoteCall final : public ServedCall {
  public:
-  RemoteCall(Server& server, Request request, std::shared_ptr<Caller> by, const ParsedMessage& message)
+  RemoteCall(Server& server, Request request, std::shared_ptr<Caller> by, const ParsedMessage& message, bool serial)
       : ServedCall(server, std::move(request), message.header.id),
         caller(std::move(by)),
         id(message.header.id),
         footprint(message.footprint),
         one_way((message.header.flags & kOneWay) != 0),
-        retry_((message.header.flags & kRetry) != 0) {}
+        retry_((message.header.flags & kRetry) != 0),
+        serial_(serial) {}
+
+  bool is_serial() const override { return serial_; }
 
   void run() override {
     if (caller->behind.load(std::memory_order_relaxed) && server_.hold(*this)) return;
@@ -114,7 +117,7 @@ class Server::RemoteCall final : public ServedCall {
  private:
   void send(CallResult result) override { server_.finish(*this, std::move(result), logged_); }
 
-  const bool retry_;
+  const bool retry_, serial_;
 };
 
 class Server::SelfCall final : public ServedCall {
@@ -250,12 +253,12 @@ void Server::on_message(const std::shared_ptr<Caller>& caller, ParsedMessage mes
   const Deadline deadline =
       Deadline::at(message.arrived + std::chrono::microseconds(std::min(header.timeout_us, kMaxTimeoutUs)));
   Request request{caller->worker, std::string(message.name), std::move(message.message), deadline, {}};
-  const bool brief = functions_.options_of(request.function).brief;
-  const auto call = std::make_shared<RemoteCall>(*this, std::move(request), caller, message);
+  const FunctionOptions options = functions_.options_of(request.function);
+  const auto call = std::make_shared<RemoteCall>(*this, std::move(request), caller, message, options.serial);
   caller->serving.emplace(call->id, call);
   caller->bytes += call->footprint;
   ++running_;
-  if (brief) return driver_.add_callback([call] { call->run(); });
+  if (options.brief) return driver_.add_callback([call] { call->run(); });
   driver_.add_task(std::shared_ptr<LoopDriver::Task>(call));
 }
 
