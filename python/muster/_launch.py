@@ -41,12 +41,21 @@ def elastic_launch(config: LaunchConfig, entrypoint: Callable[..., Any]) -> Call
     return functools.partial(_launch, options_of(config), entrypoint)
 
 
+def _pickled(entrypoint: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    try:
+        return pickle.dumps((entrypoint, args))
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise TypeError(
+            f"workers get the entrypoint and its arguments by pickle, which refuses them: {error}"
+        ) from error
+
+
 def _launch(options: list[str], entrypoint: Callable[..., Any], *args: Any) -> dict[int, Any]:
     with tempfile.TemporaryDirectory(prefix="muster-launch-") as name:
         folder = Path(name)
         main = spawn.get_preparation_data("MainProcess")
         del main["authkey"]  # a secret, which no worker needs
-        (folder / "call").write_bytes(pickle.dumps(main) + pickle.dumps((entrypoint, args)))
+        (folder / "call").write_bytes(pickle.dumps(main) + _pickled(entrypoint, args))
         error_file = folder / "error.json"
         environment = {"MUSTER_PYTHON": sys.executable, "TORCHELASTIC_ERROR_FILE": str(error_file)}
         command = [find_program("muster"), "run", "--until-stdin-ends", *options, "-m", WORKER, name]

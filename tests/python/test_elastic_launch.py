@@ -101,7 +101,7 @@ def test_failures_are_those_of_the_last_restart() -> None:
 
 def test_what_cannot_be_called_is_refused() -> None:
     unpicklable: Any = lambda: 1  # noqa: E731
-    with pytest.raises((AttributeError, TypeError, RuntimeError, ValueError, OSError), match="pickle"):
+    with pytest.raises(TypeError, match=r"by pickle, which refuses them: Can't .*<lambda>"):
         muster.elastic_launch(config(), unpicklable)()
     program: Any = "train.py"
     with pytest.raises(TypeError, match=r"entrypoint must be a function, got 'train\.py'"):
