@@ -5,6 +5,7 @@
 #include <atomic>
 #include <future>
 #include <latch>
+#include <set>
 
 namespace muster {
 namespace {
@@ -15,8 +16,10 @@ class LoopDriverTest : public testing::Test, private LoopDriver::Delegate {
  protected:
   void TearDown() override {
     stop();
-    auto lock = briefly_driven_.lock();
-    (void)briefly_driven_.stop(lock);
+    for (LoopDriver* driver : {&briefly_driven_, &slowly_helped_}) {
+      auto lock = driver->lock();
+      (void)driver->stop(lock);
+    }
   }
   void stop() {
     auto lock = driver_.lock();
@@ -37,6 +40,7 @@ class LoopDriverTest : public testing::Test, private LoopDriver::Delegate {
   TimePoint deadline_{INT64_MAX};
   LoopDriver driver_{Loop::create().value(), *this, {.grace = 1ms, .max_tasks = 2}};
   LoopDriver briefly_driven_{Loop::create().value(), *this, {.grace = 1ms, .max_tasks = 2, .max_drive = 1ms}};
+  LoopDriver slowly_helped_{Loop::create().value(), *this, {.grace = 250ms, .max_tasks = 2}};
 
  private:
   bool has_work() const override { return work_; }
@@ -116,6 +120,35 @@ TEST_F(LoopDriverTest, ALongWaitLeavesTheLoopToAnotherThreadThatWaits) {
   briefly_driven_.notify();
   lock.unlock();
   long_wait.join();
+}
+
+/// Notes the thread that runs it in `threads`.
+class SerialTask final : public LoopDriver::Task {
+ public:
+  SerialTask(LoopDriver& driver, std::vector<std::thread::id>& threads) : driver_(driver), threads_(threads) {}
+  void run() override {
+    std::this_thread::sleep_for(40ms);  // tidy: allow(sleep) a task that takes long
+    const auto lock = driver_.lock();
+    threads_.push_back(std::this_thread::get_id());
+    driver_.notify();
+  }
+  bool is_serial() const override { return true; }
+
+ private:
+  LoopDriver& driver_;
+  std::vector<std::thread::id>& threads_;
+};
+
+TEST_F(LoopDriverTest, OneThreadRunsSerialTasksWhileItMakesProgress) {
+  constexpr size_t kTasks = 15;
+  std::vector<std::thread::id> threads;
+  auto lock = slowly_helped_.lock();
+  for (size_t i = 0; i < kTasks; ++i) {
+    slowly_helped_.add_task(std::shared_ptr<LoopDriver::Task>(std::make_shared<SerialTask>(slowly_helped_, threads)));
+  }
+  slowly_helped_.wait_until(
+      lock, [&] { return threads.size() == kTasks; }, Deadline::after(kTimeout));
+  EXPECT_EQ(std::set(threads.begin(), threads.end()).size(), 1);
 }
 
 TEST_F(LoopDriverTest, AWaitEndsAtItsDeadline) {

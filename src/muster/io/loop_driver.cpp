@@ -214,7 +214,7 @@ void LoopDriver::provide_standby() {
   if (standby_ == Standby::kNapping) return;
   if (standby_ != Standby::kNone) return alert();
   if (idle_ > 0) return free_.notify_one();
-  start_thread();
+  start_thread(Standby::kNapping);
 }
 
 void LoopDriver::change_running(int change) {
@@ -224,10 +224,12 @@ void LoopDriver::change_running(int change) {
   alert();
 }
 
-void LoopDriver::start_thread() {
+/// The thread runs tasks at once, or it stands by.
+void LoopDriver::start_thread(Standby standby) {
   if (stopping_ || threads_.size() >= kMaxThreads) return;
   try {
-    threads_.emplace_back([this] { run_own_thread(); });
+    threads_.emplace_back([this, standby] { run_own_thread(standby); });
+    if (standby != Standby::kNone) standby_ = standby;
   } catch (const std::system_error& error) {
     log(LogLevel::kWarning,
         std::string("cannot start a thread; messages move only while a thread waits for one: ") + error.what());
@@ -236,18 +238,22 @@ void LoopDriver::start_thread() {
 
 /// A thread that has just begun an operation usually waits for it soon, and then drives the loop itself. So an own
 /// thread naps before it takes the loop. While it naps, callers need not notify it, which keeps begin calls cheap.
-void LoopDriver::run_own_thread() {
+void LoopDriver::run_own_thread(Standby standby) {
   own_thread_of = this;
   Lock lock(mutex_);
-  while (!stopping_ && run_next_task(lock)) {
+  if (standby != Standby::kNone) standby_ = Standby::kNone;  // rest() sets it again
+  Rest state;
+  while (standby == Standby::kNone && !stopping_ && state.may_run && run_next_task(lock, state)) {
   }
-  for (Rest state; !stopping_;) {
+  while (!stopping_) {
     rest(lock, state);
-    while (!stopping_ && state.may_run && (run_next_task(lock) || (state.may_drive && drive(lock)))) state.naps = 0;
+    while (!stopping_ && state.may_run && (run_next_task(lock, state) || (state.may_drive && drive(lock)))) {
+      state.naps = 0;
+    }
   }
 }
 
-bool LoopDriver::run_next_task(Lock& lock) {
+bool LoopDriver::run_next_task(Lock& lock, Rest& state) {
   if (!task_ready()) return false;
   auto task = std::move(tasks_[next_task_++]);
   if (next_task_ == tasks_.size()) {
@@ -257,8 +263,8 @@ bool LoopDriver::run_next_task(Lock& lock) {
     tasks_.erase(tasks_.begin(), tasks_.begin() + kMaxStartedTasks);
     next_task_ = 0;
   }
-  ++begun_;
-  serial_ = task->is_serial();
+  const uint64_t number = ++begun_;
+  const bool serial = serial_ = task->is_serial();
   ++running_;
   ++started_;
   provide_standby();
@@ -268,6 +274,7 @@ bool LoopDriver::run_next_task(Lock& lock) {
   lock.lock();
   --running_;
   if (--started_ == 0 && stopping_) changed_.notify_all();
+  if (serial && begun_ != number) state.may_run = false;  // another thread makes progress, too
   return true;
 }
 

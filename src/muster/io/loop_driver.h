@@ -154,7 +154,7 @@ class LoopDriver {
   /// How a thread that stands by has rested.
   struct Rest {
     int naps = 0;              ///< naps since it last had work
-    bool may_run = true;       ///< the other threads have run few tasks during the last nap, or none
+    bool may_run = true;       ///< the other threads run few tasks, or none
     bool may_drive = true;     ///< no other thread has driven the loop during the last nap
     bool only_calls = false;   ///< others have, and no task has begun
     bool only_serial = false;  ///< the others run serial tasks
@@ -165,13 +165,13 @@ class LoopDriver {
   bool take_over();
   bool take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
   bool park(Lock& lock, Duration max_sleep);
-  void run_own_thread();
-  bool run_next_task(Lock& lock);
+  void run_own_thread(Standby standby);
+  bool run_next_task(Lock& lock, Rest& state);
   bool drive(Lock& lock);
   void rest(Lock& lock, Rest& state);
   void alert();
   void provide_standby();
-  void start_thread();
+  void start_thread(Standby standby = Standby::kNone);
   void change_running(int change);
   size_t queued_tasks() const { return tasks_.size() - next_task_; }
   bool task_ready() const { return queued_tasks() > 0 && running_ < options_.max_tasks; }
