@@ -34,7 +34,8 @@ def elastic_launch(config: LaunchConfig, entrypoint: Callable[..., Any]) -> Call
         log_line_prefix_template and metrics_cfg have no effect: processes are as clean as spawned ones, and the end of
         one is noticed at once.
 
-    Raises muster.LaunchError with the traceback of each rank that failed. If the calling process dies, the job ends.
+    Raises TypeError if fn or args cannot be pickled, and muster.LaunchError with the traceback of each rank that
+    failed. If the calling process dies, the job ends.
     """
     if not callable(entrypoint):
         raise TypeError(f"entrypoint must be a function, got {entrypoint!r}: start programs with `muster run`")
