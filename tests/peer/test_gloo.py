@@ -1,0 +1,57 @@
+"""PyTorch's test_c10d_gloo.py, whose tests ask for Gloo, over Gloo and with MUSTER_REPLACE=gloo.
+
+PyTorch's wheel does not have this file. MUSTER_PYTORCH names a folder with PyTorch's source, of a release that is not
+much older than the installed one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+TESTS = Path(os.environ.get("MUSTER_PYTORCH", "missing"), "test/distributed")
+FILE = "test_c10d_gloo.py"
+TIMEOUT = 900  # seconds, on a loaded machine
+GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+pytestmark = pytest.mark.skipif(
+    not (TESTS / FILE).is_file(), reason=f"MUSTER_PYTORCH names no folder with PyTorch's test/distributed/{FILE}"
+)
+
+
+def run(words: list[str], replace: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    paths = [str(Path(__file__).parents[1]), str(TESTS)]
+    settings = {"MUSTER_REPLACE": replace, "PYTHONPATH": os.pathsep.join(paths), "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=TESTS,
+        env={**os.environ, **settings, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def passed(replace: str, folder: Path) -> set[str]:
+    """The names of the tests that pass."""
+    report = folder / f"report{replace}.xml"
+    options = ["-q", "-n", "3", "-p", "peer.gloo_processes", "-p", "no:cacheprovider", "--junitxml", str(report)]
+    done = run(["-m", "pytest", *options, FILE], replace, TIMEOUT)
+    assert report.is_file(), done.stdout + done.stderr
+    cases = ElementTree.parse(report).iter("testcase")
+    return {f"{case.get('classname')}.{case.get('name')}" for case in cases if len(case.findall("*")) == 0}
+
+
+def test_what_passes_with_gloo_passes_when_it_is_replaced(tmp_path: Path) -> None:
+    assert 'ask for "gloo" use muster' in run(["-c", GROUP], "gloo", 120).stderr
+    over_gloo = passed("", tmp_path)
+    assert len(over_gloo) > 50
+    assert over_gloo - passed("gloo", tmp_path) == set()
