@@ -45,6 +45,8 @@ def write(rank):
         with open(path, "w") as file:
             json.dump(ended, file)
 """
+# Gloo aborts a process whose Python ends while Gloo's thread still holds a tensor.
+END = "os._exit(0)\n"
 # transformers imports its parts when they are used.
 PRELOAD = {"accelerate": "accelerate", "transformers": "transformers.trainer", "lightning": "lightning"}
 PROGRAMS = {
@@ -119,7 +121,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 def _measure(name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     script = folder / f"train_{name}.py"
-    script.write_text(COMMON + PROGRAMS[name])
+    script.write_text(COMMON + PROGRAMS[name] + END)
     muster = find_program("muster")
     own = [muster, "run", "--nproc-per-node=2", "--replace=gloo", f"--preload={PRELOAD[name]}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
