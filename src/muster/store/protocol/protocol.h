@@ -25,7 +25,7 @@ class Protocol {
 
 /// messages.cpp has the grammar.
 std::unique_ptr<Protocol> muster_protocol();
-/// PyTorch's TCPStore protocol, as of torch 2.11 to 2.13. See the head of protocol_torch.cpp. Its clients see only keys
+/// PyTorch's TCPStore protocol, as of torch 2.11 to 2.15. See the head of protocol_torch.cpp. Its clients see only keys
 /// that begin with `prefix`, and see them without the prefix.
 std::unique_ptr<Protocol> torch_protocol(Key prefix = {});
 

@@ -1,4 +1,4 @@
-// PyTorch's TCPStore protocol of torch 2.11 to 2.13, checked against its clients byte by byte with use_libuv on and
+// PyTorch's TCPStore protocol of torch 2.11 to 2.15, checked against its clients byte by byte with use_libuv on and
 // off. Numbers are little-endian; the first byte of a request is its operation:
 //
 //   request := 0 VALIDATE magic:u32(0x3C85F7CE)                first of all, no reply
