@@ -47,7 +47,7 @@ def passed(replace: str, folder: Path) -> set[str]:
     done = run(["-m", "pytest", *options, FILE], replace, TIMEOUT)
     assert report.is_file(), done.stdout + done.stderr
     cases = ElementTree.parse(report).iter("testcase")
-    return {f"{case.get('classname')}.{case.get('name')}" for case in cases if len(case.findall("*")) == 0}
+    return {f"{case.get('classname')}.{case.get('name')}" for case in cases if len(case) == 0}
 
 
 def test_what_passes_with_gloo_passes_when_it_is_replaced(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -178,9 +178,14 @@ def made_hosts(network: str, count: int, aliases: Sequence[str] = ()) -> Iterato
 def require() -> None:
     """Skips the test if hosts cannot be made; with MUSTER_REQUIRE_HOSTS=1, fails it."""
     if reason := missing_capability():
-        if os.environ.get("MUSTER_REQUIRE_HOSTS") == "1":
-            pytest.fail(f"MUSTER_REQUIRE_HOSTS is set, and {reason}", pytrace=False)
-        pytest.skip(reason)
+        skip(reason)
+
+
+def skip(reason: str) -> NoReturn:
+    """Skips the test because of what this process may not do; with MUSTER_REQUIRE_HOSTS, fails it."""
+    if os.environ.get("MUSTER_REQUIRE_HOSTS"):
+        pytest.fail(f"MUSTER_REQUIRE_HOSTS is set, and {reason}", pytrace=False)
+    pytest.skip(reason)
 
 
 def bring_up(host: Host, *devices: str) -> None:

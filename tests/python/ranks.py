@@ -99,6 +99,10 @@ def _answers(
     lost: tuple[int, ...],
     timeout: float,
 ) -> list[Any]:
+    """What the ranks answer, in rank order. Raises the first failure, or shows where ranks hang.
+
+    stacks: a folder where each rank writes the stacks of its threads.
+    """
     results: list[Any] = [None] * len(pipes)
     pending = dict(enumerate(pipes))
     deadline = time.monotonic() + timeout
@@ -108,7 +112,7 @@ def _answers(
             where = "\n".join(_stacks(workers[rank], stacks, rank) for rank in pending)
             raise AssertionError(f"ranks {list(pending)} did not answer within {timeout} s\n{where}")
         for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
-            results[rank] = _answer(rank, pending.pop(rank), rank in lost, timeout)
+            results[rank] = _answer(rank, pending.pop(rank), rank in lost)
     return results
 
 
@@ -129,7 +133,7 @@ class RankPool:
         try:
             for pipe in self._pipes:
                 pipe.send((body, arguments))
-            return [_answer(rank, pipe, False, self._timeout) for rank, pipe in enumerate(self._pipes)]
+            return _answers(self._pipes, self._workers, self._folder.name, (), self._timeout)
         except BaseException:
             self._end()
             raise
@@ -146,7 +150,8 @@ class RankPool:
         for rank in range(self.size):
             ours, its = forks.CONTEXT.Pipe()
             arguments = (rank, self.size, f"{self._folder.name}/store", its)
-            self._workers.append(forks.Process(target=_pool_main, args=arguments))
+            stacks = f"{self._folder.name}/{rank}"
+            self._workers.append(forks.Process(target=_process_main, args=(stacks, _pool_main, *arguments)))
             self._workers[-1].start()
             its.close()
             self._pipes.append(ours)
@@ -175,8 +180,7 @@ def _pool_main(rank: int, size: int, store: str, pipe: multiprocessing.connectio
     dist.destroy_process_group()
 
 
-def _answer(rank: int, pipe: multiprocessing.connection.Connection, lost: bool, timeout: float) -> Any:
-    assert pipe.poll(timeout), f"rank {rank} did not answer within {timeout} s"
+def _answer(rank: int, pipe: multiprocessing.connection.Connection, lost: bool) -> Any:
     try:
         failure, result = pipe.recv()
     except EOFError:

@@ -9,20 +9,13 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
+from hosts import skip
 from launching import Launch, marked_processes, wait_until
 
 CGROUPS = Path("/sys/fs/cgroup")
 Limit = Callable[[str, Mapping[str, str]], list[str]]
-
-
-def skip(what: str) -> NoReturn:
-    """Skips the test; with MUSTER_REQUIRE_HOSTS=1, fails it."""
-    if os.environ.get("MUSTER_REQUIRE_HOSTS") == "1":
-        pytest.fail(f"MUSTER_REQUIRE_HOSTS is set, and this process cannot {what}", pytrace=False)
-    pytest.skip(f"this process cannot {what}")
 
 
 @pytest.fixture
@@ -43,7 +36,7 @@ def limit() -> Iterator[Limit]:
                     file.write_text(text)
                 if there:
                     return ["sh", "-c", f'echo $$ > {path}/cgroup.procs && exec "$0" "$@"']
-        skip(f"make a cgroup with the {controller} controller")
+        return skip(f"this process cannot make a cgroup with the {controller} controller")
 
     def is_removed(path: Path) -> bool:
         with contextlib.suppress(OSError):  # a process that has just ended is still in it
@@ -82,7 +75,7 @@ def test_a_read_only_file_system_is_named(launch: Launch) -> None:
 def test_a_loopback_that_is_down_is_named(launch: Launch) -> None:
     isolated = ["unshare", "--map-root-user", "--net"]
     if not shutil.which("unshare") or subprocess.run([*isolated, "true"], stderr=subprocess.DEVNULL).returncode:
-        skip("make a network namespace")
+        skip("this process cannot make a network namespace")
     jobs = [launch("--no-python", "/bin/true", before=before) for before in ([], isolated)]
     assert [job.finish() for job in jobs] == [0, 0], "".join(job.err for job in jobs)
     assert ["the loopback interface is down" in job.err for job in jobs] == [False, True]
@@ -122,7 +115,7 @@ def container(limit: Limit) -> list[str]:
     """
     words = ["unshare", *NAMESPACES, "sh", "-ec", CONTAINER]
     if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True).returncode:
-        skip("make a container")
+        skip("this process cannot make a container")
     cpu = limit("cpu", {"cpu.max": "100000 100000", "cpu.cfs_quota_us": "100000"})
     memory = limit("memory", {"memory.max": f"{4 << 30}", "memory.limit_in_bytes": f"{4 << 30}"})
     return [*cpu, *memory, *words]
