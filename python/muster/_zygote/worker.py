@@ -66,7 +66,8 @@ def become_worker(request: Request, parent: int, unwanted: Sequence[int], own_gr
     reseed()
     set_title(request.command)
     skip_destructors()
-    if "triton._C.libtriton" in sys.modules:  # reports objects that are left, and the interpreter frees no frozen ones
+    # The interpreter does not free frozen objects at its exit. Triton would report its own as leaked.
+    if "triton._C.libtriton" in sys.modules:
         atexit.register(gc.unfreeze)
     gc.enable()
 

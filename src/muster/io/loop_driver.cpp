@@ -77,6 +77,7 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
   if (delegate_.has_work()) provide_driver();
 }
 
+/// Waits while others drive the loop.
 void LoopDriver::look_on(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
   provide_driver();
   Bystander self{done, {}};
@@ -214,7 +215,7 @@ void LoopDriver::provide_standby() {
   if (standby_ == Standby::kNapping) return;
   if (standby_ != Standby::kNone) return alert();
   if (idle_ > 0) return free_.notify_one();
-  start_thread(Standby::kNapping);
+  start_thread(true);
 }
 
 void LoopDriver::change_running(int change) {
@@ -224,12 +225,11 @@ void LoopDriver::change_running(int change) {
   alert();
 }
 
-/// The thread runs tasks at once, or it stands by.
-void LoopDriver::start_thread(Standby standby) {
+void LoopDriver::start_thread(bool stands_by) {
   if (stopping_ || threads_.size() >= kMaxThreads) return;
   try {
-    threads_.emplace_back([this, standby] { run_own_thread(standby); });
-    if (standby != Standby::kNone) standby_ = standby;
+    threads_.emplace_back([this, stands_by] { run_own_thread(stands_by); });
+    if (stands_by) standby_ = Standby::kNapping;
   } catch (const std::system_error& error) {
     log(LogLevel::kWarning,
         std::string("cannot start a thread; messages move only while a thread waits for one: ") + error.what());
@@ -238,12 +238,15 @@ void LoopDriver::start_thread(Standby standby) {
 
 /// A thread that has just begun an operation usually waits for it soon, and then drives the loop itself. So an own
 /// thread naps before it takes the loop. While it naps, callers need not notify it, which keeps begin calls cheap.
-void LoopDriver::run_own_thread(Standby standby) {
+void LoopDriver::run_own_thread(bool stands_by) {
   own_thread_of = this;
   Lock lock(mutex_);
-  if (standby != Standby::kNone) standby_ = Standby::kNone;  // rest() sets it again
   Rest state;
-  while (standby == Standby::kNone && !stopping_ && state.may_run && run_next_task(lock, state)) {
+  if (stands_by) {
+    standby_ = Standby::kNone;  // rest() sets it again
+  } else {
+    while (!stopping_ && state.may_run && run_next_task(lock, state)) {
+    }
   }
   while (!stopping_) {
     rest(lock, state);

@@ -49,8 +49,8 @@ class LoopDriver {
     Duration grace = 1ms;
     /// The most tasks that run at a time. Tasks that are inside wait_until() do not count.
     int max_tasks = 1;
-    /// A thread that has waited for so long leaves the loop to others when a task comes, which own threads run
-    /// themselves, or another thread that waits. Otherwise each task and each short wait would cost a hand-over.
+    /// A thread that has waited for longer than this leaves the loop to the others when a task is queued or another
+    /// thread waits. Otherwise each task and each short wait would have to take the loop from it.
     Duration max_drive = Duration::max();
   };
 
@@ -141,8 +141,9 @@ class LoopDriver {
 
  private:
   enum class DrivenBy : uint8_t { kNoThread, kWaitingThread, kOwnThread };
-  /// The own thread that takes over when nobody drives the loop: there is none, it naps, it naps for longer because
-  /// other threads do all work, or it sleeps until alerted. Tasks alert one that dozes, calls do not.
+  /// The own thread that takes over when nobody drives the loop: there is none, it naps, it dozes (naps for longer,
+  /// because other threads do all the work), or it sleeps until it is alerted. When a task begins, a thread that dozes
+  /// or sleeps is alerted. A new call only alerts a thread that sleeps.
   enum class Standby : uint8_t { kNone, kNapping, kDozing, kAsleep };
 
   /// A thread in wait_until() that leaves the loop to others.
@@ -156,8 +157,8 @@ class LoopDriver {
     int naps = 0;              ///< naps since it last had work
     bool may_run = true;       ///< the other threads run few tasks, or none
     bool may_drive = true;     ///< no other thread has driven the loop during the last nap
-    bool only_calls = false;   ///< others have, and no task has begun
-    bool only_serial = false;  ///< the others run serial tasks
+    bool only_calls = false;   ///< other threads have driven it, and no task has begun
+    bool only_serial = false;  ///< other threads have begun serial tasks
   };
 
   void provide_driver();
@@ -165,13 +166,14 @@ class LoopDriver {
   bool take_over();
   bool take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
   bool park(Lock& lock, Duration max_sleep);
-  void run_own_thread(Standby standby);
+  void run_own_thread(bool stands_by);
   bool run_next_task(Lock& lock, Rest& state);
   bool drive(Lock& lock);
   void rest(Lock& lock, Rest& state);
   void alert();
   void provide_standby();
-  void start_thread(Standby standby = Standby::kNone);
+  /// The thread stands by, or runs tasks at once.
+  void start_thread(bool stands_by = false);
   void change_running(int change);
   size_t queued_tasks() const { return tasks_.size() - next_task_; }
   bool task_ready() const { return queued_tasks() > 0 && running_ < options_.max_tasks; }

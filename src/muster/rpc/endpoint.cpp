@@ -28,7 +28,8 @@ namespace {
 constexpr int kMaxWorkers = 1 << 30;
 /// If a function runs for longer than this, another thread takes over the loop and the next functions.
 constexpr Duration kGrace = 100us;
-/// A thread that has waited for longer, for example in shutdown(), leaves the loop to the threads that run functions.
+/// A thread that has waited for longer, for example in shutdown(), leaves the loop to threads that run functions or
+/// make calls.
 constexpr Duration kMaxDrive = 10ms;
 /// How long a worker that leaves tries to remove its name from the store.
 constexpr Duration kLeaveTime = 2s;
