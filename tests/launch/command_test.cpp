@@ -52,6 +52,32 @@ TEST_F(Commands, PythonBesideTheProgramComesBeforeThePath) {
   EXPECT_EQ(find_python("muster", {{"PATH", folder_}}).value(), python);
 }
 
+TEST_F(Commands, APythonBesideTheProgramThatCannotRunIsNamed) {
+  const std::string beside = folder_ + "/python3", secret = folder_ + "/secret";
+  std::filesystem::create_symlink(folder_ + "/none", beside);
+  const auto dangling = find_python(folder_ + "/muster", {{"PATH", "/usr/bin"}});
+  ASSERT_FALSE(dangling);
+  EXPECT_EQ(dangling.error().message, "cannot start '" + beside + "': no such file");
+
+  std::filesystem::create_directory(secret);
+  file("secret/python3", 0755);
+  ::chmod(secret.c_str(), 0);
+  std::filesystem::remove(beside);
+  std::filesystem::create_symlink(secret + "/python3", beside);
+  ::chmod(folder_.c_str(), 0755);
+  const bool root = ::geteuid() == 0;  // who may enter every directory
+  if (root) {
+    ASSERT_EQ(::seteuid(65534), 0);
+  }
+  const auto unreadable = find_python(folder_ + "/muster", {{"PATH", "/usr/bin"}});
+  if (root) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
+  ::chmod(secret.c_str(), 0700);
+  ASSERT_FALSE(unreadable);
+  EXPECT_THAT(unreadable.error().message, HasSubstr(beside + "': this user may not enter a directory"));
+}
+
 TEST_F(Commands, AProgramIsNoScript) {
   RunOptions options;
   options.program = "/proc/self/exe";

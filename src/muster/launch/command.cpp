@@ -29,9 +29,10 @@ tl::unexpected<Error> cannot_start(const std::string& path, const std::string& w
   return fail(code, "cannot start '" + path + "': " + why);
 }
 
-// Call it after stat() has failed. A directory above the file may be unreadable, for example.
+// Call it after stat() has failed.
 tl::unexpected<Error> cannot_inspect(const std::string& path) {
   if (errno == ENOENT || errno == ENOTDIR) return cannot_start(path, "no such file", ErrorCode::kNotFound);
+  if (errno == EACCES) return cannot_start(path, "this user may not enter a directory that leads to it (chmod +x)");
   return cannot_start(path, std::generic_category().message(errno));
 }
 
@@ -104,8 +105,10 @@ Result<std::string> find_python(const std::string& own_path, const Environment& 
   std::error_code ignored;
   for (const std::filesystem::path& own : {std::filesystem::path(program_path(own_path, environment)),
                                            std::filesystem::read_symlink("/proc/self/exe", ignored)}) {
-    const std::string beside = (own.parent_path() / "python3").string();
-    if (own.has_parent_path() && is_program(beside)) return std::filesystem::absolute(beside, ignored).string();
+    const std::string beside = std::filesystem::absolute(own.parent_path() / "python3", ignored).string();
+    struct stat info {};
+    // Not the Python on PATH if this one cannot be used: it would lack this environment's packages.
+    if (own.has_parent_path() && ::lstat(beside.c_str(), &info) == 0) return find_program(beside, environment);
   }
   if (auto found = search_path("python3", environment)) return *found;
   return fail(ErrorCode::kNotFound, "there is no python3 next to muster or on PATH; set MUSTER_PYTHON");
