@@ -394,20 +394,11 @@ class PyAgent {
   std::shared_ptr<Autograd> autograd_;
 };
 
-std::unique_ptr<PyAgent> join(const std::optional<c10::intrusive_ptr<c10d::Store>>& store, const std::string& name,
-                              const std::string& group, const std::optional<std::string>& transports,
-                              const std::optional<std::string>& interface, int max_handlers, bool fixed_members,
-                              double lease, double timeout,
-                              const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& process_group) {
-  rpc::EndpointOptions options;
-  options.name = name;
-  options.group = group;
-  if (transports) options.transports = *transports;
-  if (interface) options.interface = *interface;
+std::unique_ptr<PyAgent> join(rpc::EndpointOptions options,
+                              const std::optional<c10::intrusive_ptr<c10d::Store>>& store,
+                              const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& process_group,
+                              double lease) {
   if (process_group) options.relay = value_or_throw(rpc::relay_over(*process_group));
-  options.max_handlers = max_handlers;
-  options.fixed_members = fixed_members;
-  options.timeout = PyAgent::duration(timeout);
   std::shared_ptr<RefService> refs;
   std::shared_ptr<Autograd> autograd;
   options.setup = [&](rpc::Agent& agent) -> Result<> {
@@ -476,9 +467,24 @@ void bind_rpc(py::module_& module) {
   py::class_<PyResponder, std::shared_ptr<PyResponder>>(module, "RpcResponder")
       .def("reply", &PyResponder::reply)
       .def("fail", &PyResponder::fail);
-  module.def("rpc_join", &join, py::arg("store"), py::arg("name"), py::arg("group"), py::arg("transports"),
-             py::arg("interface"), py::arg("max_handlers"), py::arg("fixed_members"), py::arg("lease"),
-             py::arg("timeout"), py::arg("process_group"), no_gil);
+  using rpc::EndpointOptions;
+  py::class_<EndpointOptions>(module, "RpcOptions")
+      .def(py::init<>())
+      .def_readwrite("name", &EndpointOptions::name)
+      .def_readwrite("group", &EndpointOptions::group)
+      .def_readwrite("transports", &EndpointOptions::transports)
+      .def_readwrite("interface", &EndpointOptions::interface)
+      .def_readwrite("tcp_streams", &EndpointOptions::tcp_streams)
+      .def_readwrite("max_handlers", &EndpointOptions::max_handlers)
+      .def_readwrite("max_message_bytes", &EndpointOptions::max_message_bytes)
+      .def_readwrite("max_queued_calls", &EndpointOptions::max_queued_calls)
+      .def_readwrite("fixed_members", &EndpointOptions::fixed_members)
+      .def("set_times", [](EndpointOptions& options, double timeout, double heartbeat_timeout) {
+        options.timeout = PyAgent::duration(timeout);
+        options.heartbeat_timeout = PyAgent::duration(heartbeat_timeout);
+      });
+  module.def("rpc_join", &join, py::arg("options"), py::arg("store"), py::arg("process_group"), py::arg("lease"),
+             no_gil);
 }
 
 }  // namespace muster::python

@@ -32,17 +32,22 @@ def open_store(url: str, secret: bytes | None, timeout: timedelta) -> Store: ...
 def store_from_environment(timeout: timedelta) -> Store: ...
 def recordings(last: int) -> str: ...
 def trace() -> str: ...
+
+class RpcOptions(metaclass=_BoundClass):
+    def __init__(self) -> None: ...
+    name: str
+    group: str
+    transports: str
+    interface: str
+    tcp_streams: int
+    max_handlers: int
+    max_message_bytes: int
+    max_queued_calls: int
+    fixed_members: bool
+    def set_times(self, timeout: float, heartbeat_timeout: float) -> None: ...
+
 def rpc_join(
-    store: _C10dStore | None,
-    name: str,
-    group: str,
-    transports: str | None,
-    interface: str | None,
-    max_handlers: int,
-    fixed_members: bool,
-    lease: float,
-    timeout: float,
-    process_group: ProcessGroup | None,
+    options: RpcOptions, store: _C10dStore | None, process_group: ProcessGroup | None, lease: float
 ) -> RpcAgent: ...
 
 class _BoundClass(type): ...  # pybind11's

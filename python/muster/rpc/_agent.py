@@ -42,9 +42,13 @@ class Options:
     rpc_timeout: of a call that names none; 0 is none.
     init_method: where the workers meet if `muster run` did not start them, as in torch.distributed.
     num_worker_threads: functions that run here at a time. A function that waits for a call does not count.
-    join_timeout: of init_rpc().
+    join_timeout: of init_rpc() (MUSTER_TIMEOUT; 300 without it).
+    heartbeat_timeout: a worker that sends nothing for so long, while calls to it are pending, counts as lost.
+    max_queued_calls: to one worker, beyond those that are sent and not answered; further calls fail at once.
+    max_message_bytes: of the arguments or the result of a call. A larger result fails at once, at its caller too.
     transports: which may be used, best first: "shm,tcp" (MUSTER_TRANSPORT).
     interface: where to listen, by name or address (MUSTER_INTERFACE).
+    tcp_streams: connections to a worker of another host, the same at all workers (MUSTER_TCP_STREAMS).
     lease: a worker that died, or is cut off for so long, holds no references any more (RRef).
     group: workers of different groups do not see each other.
     process_group: of the backend "process_group"; by default the one of init_process_group(). Each of its ranks must be
@@ -54,9 +58,13 @@ class Options:
     rpc_timeout: float = 60.0
     init_method: str = "env://"
     num_worker_threads: int = 16
-    join_timeout: float = 300.0
+    join_timeout: float | None = None
+    heartbeat_timeout: float = 30.0
+    max_queued_calls: int = 1 << 16
+    max_message_bytes: int = 16 << 30
     transports: str | None = None
     interface: str | None = None
+    tcp_streams: int | None = None
     lease: float = 60.0
     group: str = "rpc"
     process_group: ProcessGroup | None = None
@@ -108,6 +116,7 @@ def init_rpc(
         raise ValueError(f"this process is the worker {current().agent.name!r} already: call shutdown() first")
     options = options_of(rpc_backend_options)
     process_group = _process_group(options, name) if over_group else None
+    join_timeout = options.join_timeout or float(os.environ.get("MUSTER_TIMEOUT", "300"))
     launched = store is None and "MUSTER_STORE" in os.environ
     if launched and world_size is None and rank < 0:
         world_size = int(os.environ["WORLD_SIZE"])
@@ -122,16 +131,7 @@ def init_rpc(
         if allow_pickle:
             _log.warning("allow_pickle=True: each worker of this job can run any code in worker %r", name)
         agent = _C.rpc_join(
-            store=store,
-            name=name,
-            group=options.group,
-            transports=options.transports,
-            interface=options.interface,
-            max_handlers=options.num_worker_threads,
-            fixed_members=world_size is not None,
-            lease=options.lease,
-            timeout=options.join_timeout,
-            process_group=process_group,
+            _native_options(options, name, join_timeout, world_size is not None), store, process_group, options.lease
         )
         _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store)
         from muster.rpc import _leaving
@@ -140,10 +140,22 @@ def init_rpc(
         util.Finalize(None, _leave_at_exit, args=(agent, os.getpid()), exitpriority=0)
     if world_size is not None:
         try:
-            agent.barrier("joined", world_size, options.join_timeout)
+            agent.barrier("joined", world_size, join_timeout)
         except BaseException:
             _leave(agent, os.getpid())
             raise
+
+
+def _native_options(options: Options, name: str, join_timeout: float, fixed_members: bool) -> _C.RpcOptions:
+    native = _C.RpcOptions()
+    native.name, native.group = name, options.group
+    native.max_handlers, native.fixed_members = options.num_worker_threads, fixed_members
+    native.max_queued_calls, native.max_message_bytes = options.max_queued_calls, options.max_message_bytes
+    native.set_times(join_timeout, options.heartbeat_timeout)
+    for field in ("transports", "interface", "tcp_streams"):  # None: of the environment
+        if (value := getattr(options, field)) is not None:
+            setattr(native, field, value)
+    return native
 
 
 def _process_group(options: Options, name: str) -> ProcessGroup:

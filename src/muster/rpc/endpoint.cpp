@@ -372,11 +372,14 @@ Result<std::shared_ptr<Agent>> join_job(EndpointOptions options) {
   MUSTER_ASSIGN(JobStore opened, open_job_store(links.credentials, rank == 0, Deadline::after(links.timeout)));
   const auto job = std::make_shared<JobStore>(std::move(opened));
   if (options.name.empty()) options.name = fmt::format("worker{}", rank);
-  options.timeout = links.timeout;
-  options.interface = std::move(links.interface);
   options.credentials = std::move(links.credentials);
-  options.tcp_streams = links.tcp_streams;
-  if (!links.transports.empty()) options.transports = std::move(links.transports);
+  const EndpointOptions defaults;
+  if (options.timeout == defaults.timeout) options.timeout = links.timeout;
+  if (options.interface.empty()) options.interface = std::move(links.interface);
+  if (options.tcp_streams == defaults.tcp_streams) options.tcp_streams = links.tcp_streams;
+  if (options.transports == defaults.transports && !links.transports.empty()) {
+    options.transports = std::move(links.transports);
+  }
   return start_endpoint({job, job->store.get()}, std::move(options));
 }
 

@@ -48,9 +48,10 @@ inline constexpr uint64_t kMaxBytesInFlight = uint64_t{64} << 20;
 /// kAlreadyExists if a living worker has this name.
 Result<std::shared_ptr<Agent>> start_endpoint(std::shared_ptr<Store> store, EndpointOptions options);
 
-/// Joins the job that this process was started for, as Group::join_job() does. The environment gives the store, the
-/// secret and the options of links. `options.name`: if it is empty, the name is "worker<RANK>". In a job that no
-/// launcher started, the process with RANK 0 serves the store until its agent is destroyed, so it must leave last.
+/// Joins the job that this process was started for, as Group::join_job() does. The environment gives the store and the
+/// secret. It also gives the timeout, the interface, the transports and the streams if `options` has their default
+/// values. `options.name`: if it is empty, the name is "worker<RANK>". In a job that no launcher started, the process
+/// with RANK 0 serves the store until its agent is destroyed, so it must leave last.
 Result<std::shared_ptr<Agent>> join_job(EndpointOptions options = {});
 
 }  // namespace muster::rpc
