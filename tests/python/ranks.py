@@ -13,6 +13,7 @@ import signal
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -81,6 +82,8 @@ def run_processes(
 def _process_main(stacks: str, main: Callable[..., None], *arguments: Any) -> None:
     with open(stacks, "w") as file:
         faulthandler.register(signal.SIGUSR1, file)
+        for category in (DeprecationWarning, FutureWarning):  # as pyproject.toml has it for pytest's own process
+            warnings.filterwarnings("error", category=category, module=r"muster(\.|$)")
         main(*arguments)
         faulthandler.unregister(signal.SIGUSR1)
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from doc_blocks import PAGES, ROOT, blocks_of, runs
@@ -37,6 +38,20 @@ def test_every_block_runs_or_has_a_reason() -> None:
                 wrong.append(f"{where}: a block of {block.language or 'no language'} needs a title or a comment")
     assert not wrong, "\n".join(wrong)
     assert len(not_run) == NOT_RUN, "\n".join(not_run)
+
+
+def test_each_section_about_a_framework_is_run() -> None:
+    lines = (ROOT / "docs/integrations.md").read_text().splitlines()
+    starts = [number for number, line in enumerate(lines, start=1) if line.startswith("## ")]
+    blocks = [block.line for block in PAGES["docs/integrations.md"]]
+    sections = [
+        lines[start - 1][3:]
+        for start, end in pairwise([*starts, len(lines) + 1])
+        if any(start < line < end for line in blocks)
+    ]
+    tests = "".join(path.read_text() for path in (ROOT / "tests/frameworks").glob("test_*.py"))
+    assert len(sections) > 10
+    assert [section for section in sections if f'"{section}"' not in tests] == []
 
 
 def test_blocks_that_quote_a_file_are_in_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from launching import TIMEOUT, is_gone, wait_until
+from launching import TIMEOUT, free_port, is_gone, wait_until
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -45,6 +46,35 @@ def test_results_come_back_by_rank() -> None:
     for rank, (text, data) in results.items():
         assert text == f"rank {rank}"
         assert data.tolist() == [33.0, 33.0]
+
+
+ON_TWO_NODES = """
+import os, sys, muster
+from torch.distributed.launcher.api import LaunchConfig
+
+def place(word):
+    return word, os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]
+
+if __name__ == "__main__":
+    config = LaunchConfig(min_nodes=2, max_nodes=2, nproc_per_node=2, run_id="job", rdzv_backend="c10d",
+        rdzv_endpoint=sys.argv[1], local_addr="127.0.0.1", max_restarts=0)
+    for rank, result in muster.elastic_launch(config, place)("node").items():
+        print(rank, *result)
+"""
+
+
+def test_each_node_gets_the_results_of_its_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "nodes.py"
+    script.write_text(ON_TWO_NODES)
+    command = [sys.executable, str(script), f"127.0.0.1:{free_port()}"]
+    env = {**os.environ, "MUSTER_SECRET": secrets.token_hex(32)}
+    nodes = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        outputs = sorted(node.communicate(timeout=TIMEOUT)[0] for node in nodes)
+    finally:
+        for node in nodes:
+            node.kill()
+    assert outputs == [f"{2 * node} node {node} 0 4\n{2 * node + 1} node {node} 1 4\n" for node in range(2)]
 
 
 def raise_at_one() -> None:

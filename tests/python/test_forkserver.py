@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -38,6 +39,12 @@ def test_the_context_needs_no_import() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
     assert done.stdout == "True muster muster.forkserver\n", done.stderr
+
+
+def test_spawn_takes_what_torch_s_spawn_takes() -> None:
+    ours, theirs = (inspect.signature(spawn).parameters for spawn in (forkserver.spawn, torch.multiprocessing.spawn))
+    assert list(ours) == list(theirs)
+    assert {name for name in ours if ours[name].default != theirs[name].default} == {"start_method"}
 
 
 @pytest.mark.parametrize("settings", ["{}", '{"OMP_NUM_THREADS": "1"}'])

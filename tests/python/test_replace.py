@@ -88,6 +88,22 @@ def undefined(rank: int) -> None:
     assert (backend_name(), sum_of_ones()) == ("muster", 2)
 
 
+def with_accelerator(rank: int) -> None:
+    """One rank has an accelerator. So Gloo serves all its devices but the CPU, as torch's Gloo does."""
+    store = c10d._get_default_store()
+    dist.destroy_process_group()
+    if rank == 1:
+        torch.accelerator.is_available = lambda: True
+    for backend in ("gloo", "cpu:gloo,cuda:gloo"):
+        own_store = dist.PrefixStore(backend, store)  # Gloo takes a store once
+        dist.init_process_group(backend, store=own_store, rank=rank, world_size=2)
+        group: Any = dist.group.WORLD
+        assert (backend_name(), sum_of_ones()) == ("muster", 2)
+        assert group._get_backend(torch.device("cuda")).name() == "gloo"
+        assert dist.get_backend_config() == "cpu:gloo,cuda:gloo" or backend == "gloo"
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("body", [replaced, use_again])
 def test_groups_that_ask_for_gloo_get_muster(body: Callable[[int], None]) -> None:
     run_ranks(3, body, backend="gloo", env=REPLACE)
@@ -95,6 +111,10 @@ def test_groups_that_ask_for_gloo_get_muster(body: Callable[[int], None]) -> Non
 
 def test_the_default_backend_is_replaced() -> None:
     run_ranks(2, undefined, backend="gloo", env=REPLACE)
+
+
+def test_devices_keep_gloo() -> None:
+    run_ranks(2, with_accelerator, backend="gloo", env=REPLACE)
 
 
 def test_all_ranks_fall_back_to_gloo_and_rank_0_says_why() -> None:

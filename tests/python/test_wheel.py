@@ -1,10 +1,10 @@
 """Tests that the wheel of `make wheel` installs in a clean virtual environment and trains there."""
 
+import configparser
 import email
 import importlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,11 +23,15 @@ RELEASE = ".".join(torch.__version__.split(".")[:2])
 
 @pytest.fixture(scope="module")
 def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source package, as pip does it for a user."""
     folder = tmp_path_factory.mktemp("wheel")
-    # A copy that builds in the same relative folder with the same flags as the tree: the compiler cache has the
-    # objects.
-    tree = folder / "muster"
-    shutil.copytree(root, tree, ignore=shutil.ignore_patterns(".git", ".venv", "build", "dist", "out", "__pycache__"))
+    done = backend("build_sdist", folder, root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sources,) = folder.glob("torch_muster-*.tar.gz")
+    with tarfile.open(sources) as archive:
+        archive.extractall(folder, filter="data")
+    # It builds in the same relative folder with the same flags as the tree: the compiler cache has the objects.
+    tree = folder / sources.name.removesuffix(".tar.gz")
     (tree / ".venv").symlink_to(sys.prefix)
     pip = [tree / ".venv/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     settings = ["-Cbuild-dir=build/release", f"-Ccmake.define.MUSTER_WERROR={os.environ.get('WERROR', 'OFF')}"]
@@ -59,7 +63,10 @@ def test_the_wheel_contains_all_parts(wheel: Path) -> None:
         names = archive.namelist()
         (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
         text = archive.read(entry_points).decode()
-    assert "muster = muster._autoload:load" in text and "muster = muster_pytest" in text
+    found = configparser.ConfigParser()
+    found.read_string(text)
+    groups = ("torch.backends", "torch.distributed.backends", "pytest11")
+    assert [found[group]["muster"] for group in groups] == ["muster._autoload:load"] * 2 + ["muster_pytest"]
     assert "muster/__init__.py" in names
     assert "muster/py.typed" in names
     assert "muster_pytest/__init__.py" in names
@@ -67,6 +74,7 @@ def test_the_wheel_contains_all_parts(wheel: Path) -> None:
     assert any(name.endswith(".data/scripts/muster") for name in names)
     assert any("LICENSE" in name for name in names)
     assert not any(name.endswith((".a", ".h", ".cpp", ".csv.gz")) for name in names)
+    assert wheel.stat().st_size < 15e6
 
 
 def requirements(metadata: bytes) -> list[str]:
@@ -125,11 +133,26 @@ def test_other_systems_get_the_python_code_alone(wheel: Path, run: Run, tmp_path
     site = tmp_path / "site"
     run([sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", site, pure])
     assert not list(site.rglob("*.so"))
-    code = "import sys, torch; sys.platform = 'darwin'; import muster"
+    # urllib asks for modules that only macOS has.
+    code = """
+import sys, urllib.request
+sys.platform = "darwin"
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+data = torch.ones(2)
+dist.all_reduce(data)
+print(data.tolist(), dist.group.WORLD._get_backend(data.device).name())
+dist.destroy_process_group()
+import muster
+"""
+    environment = {"PYTHONPATH": str(site), "MUSTER_REPLACE": "gloo", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True
     )
-    assert "ImportError: muster runs on Linux, and this is darwin" in done.stderr
+    assert done.stdout == "[1.0, 1.0] gloo\n", done.stderr
+    sentence = "muster runs on Linux, and this is darwin"
+    assert f"muster: a process group uses Gloo despite MUSTER_REPLACE: rank 0: {sentence}\n" in done.stderr
+    assert f"ImportError: {sentence}" in done.stderr
 
 
 def backend(call: str, folder: Path, root: Path, lines: str = "") -> subprocess.CompletedProcess[str]:
