@@ -13,6 +13,8 @@
 #include <fmt/format.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
+
 #include "muster/io/connect/handshake.h"
 #include "muster/io/loop.h"
 #include "muster/io/socket.h"
@@ -92,8 +94,14 @@ Result<> Directory::join(const WorkerRecord& self, const Deadline& deadline) {
   const std::string& name = self.worker.name;
   const Bytes record = encode(self);
   MUSTER_TRY(store_->set(fmt::format("id/{}", self.worker.id), as_bytes(name), deadline));
-  MUSTER_ASSIGN(Bytes present, store_->compare_set(name_key(name), {}, record, deadline));
-  while (present != record) {
+  Bytes expected;  // by the store: no worker has the name
+  while (true) {
+    MUSTER_ASSIGN(const Bytes present, store_->compare_set(name_key(name), expected, record, deadline));
+    if (present == record) return {};
+    if (present == expected) {  // the worker that had the name has left meanwhile
+      expected.clear();
+      continue;
+    }
     MUSTER_ASSIGN(const WorkerRecord other, parse_worker_record(present));
     MUSTER_ASSIGN(const bool alive, answers(other));
     if (alive) {
@@ -101,12 +109,8 @@ Result<> Directory::join(const WorkerRecord& self, const Deadline& deadline) {
           ErrorCode::kAlreadyExists,
           fmt::format("the name \"{}\" belongs to {}: each worker needs a name of its own", name, other.to_string()));
     }
-    MUSTER_ASSIGN(present, store_->compare_set(name_key(name), present, record, deadline));
-    if (present.empty()) {  // it has left meanwhile
-      MUSTER_ASSIGN(present, store_->compare_set(name_key(name), {}, record, deadline));
-    }
+    expected = present;
   }
-  return {};
 }
 
 Result<> Directory::leave(const WorkerRecord& self, const Deadline& deadline) {
@@ -117,10 +121,9 @@ Result<> Directory::leave(const WorkerRecord& self, const Deadline& deadline) {
 }
 
 Result<std::optional<WorkerRecord>> Directory::find(const std::string& name, const Deadline& deadline) {
-  MUSTER_ASSIGN(const bool exists, store_->check({name_key(name)}, deadline));
-  if (!exists) return std::nullopt;
-  MUSTER_ASSIGN(const Bytes bytes, store_->get(name_key(name), deadline));
-  MUSTER_ASSIGN(WorkerRecord record, parse_worker_record(bytes));
+  MUSTER_ASSIGN(const auto bytes, read(name_key(name), deadline));
+  if (!bytes) return std::nullopt;
+  MUSTER_ASSIGN(WorkerRecord record, parse_worker_record(*bytes));
   if (record.worker.name == name) return record;
   return fail(ErrorCode::kProtocol, fmt::format("the record of worker \"{}\" is that of {}", name, record.to_string()));
 }
@@ -129,14 +132,20 @@ Result<std::vector<WorkerRecord>> Directory::list(const Deadline& deadline) {
   MUSTER_ASSIGN(const int64_t count, store_->add("ids", 0, deadline));
   std::vector<WorkerRecord> records;
   for (int64_t id = 0; id < count; ++id) {
-    const std::string key = fmt::format("id/{}", id);
-    MUSTER_ASSIGN(const bool joined, store_->check({key}, deadline));
-    if (!joined) continue;
-    MUSTER_ASSIGN(const Bytes name, store_->get(key, deadline));
-    MUSTER_ASSIGN(const auto record, find(to_string(name), deadline));
+    MUSTER_ASSIGN(const auto name, read(fmt::format("id/{}", id), deadline));
+    if (!name) continue;
+    MUSTER_ASSIGN(const auto record, find(to_string(*name), deadline));
     if (record && record->worker.id == id) records.push_back(*record);
   }
   return records;
+}
+
+Result<std::optional<Bytes>> Directory::read(const std::string& key, const Deadline& deadline) {
+  // get() waits until the key exists, and a worker may leave at any time. This returns `other` for an absent key.
+  const ByteView other = as_bytes("no value of a directory");
+  MUSTER_ASSIGN(Bytes value, store_->compare_set(key, other, other, deadline));
+  if (std::ranges::equal(value, other)) return std::nullopt;
+  return value;
 }
 
 Result<> Directory::barrier(const std::string& name, int count, const Deadline& deadline) {

@@ -53,6 +53,9 @@ class Directory {
   Result<> barrier(const std::string& name, int count, const Deadline& deadline);
 
  private:
+  /// The value of a key, if it exists now.
+  Result<std::optional<Bytes>> read(const std::string& key, const Deadline& deadline);
+
   const std::shared_ptr<Store> base_;
   const std::unique_ptr<Store> store_;  ///< base_, with the group's prefix
 };
