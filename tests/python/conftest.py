@@ -35,6 +35,7 @@ SLOW_FILES = (
     "hosts",
     "kills",
     "rpc_kills",
+    "rpc_faults",
     "docs_run",
     "bench",
     "zygote",

@@ -84,6 +84,8 @@ def _process_main(stacks: str, main: Callable[..., None], *arguments: Any) -> No
         faulthandler.register(signal.SIGUSR1, file)
         for category in (DeprecationWarning, FutureWarning):  # as pyproject.toml has it for pytest's own process
             warnings.filterwarnings("error", category=category, module=r"muster(\.|$)")
+        # An option that the test gives to DistributedDataParallel; torch's line of code is ours.
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
         main(*arguments)
         faulthandler.unregister(signal.SIGUSR1)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import pickle
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +19,7 @@ import torch.distributed as dist
 from ranks import run_processes
 
 from muster import rpc
+from muster.rpc import _serving
 
 CALL_TIMEOUT = 60.0
 
@@ -41,6 +46,22 @@ def run_workers(
         return run_processes(_worker_main, own, (init, body, arguments, over and (over, size)), lost, timeout)
 
 
+def _held() -> Counter[str]:
+    """What this process holds: the kinds of its descriptors, shared memory, and threads by name."""
+    held: Counter[str] = Counter()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # that of this directory
+            held[f"descriptor of {str(descriptor.readlink()).partition(':[')[0]}"] += 1
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if path.startswith(("memfd:", "dev/shm/")) and "muster-arena" not in path:  # those of living peers stay mapped
+            held[f"memory {path}"] += 1
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            held[f"thread {(task / 'comm').read_text().strip()}"] += 1
+    return held
+
+
 def _worker_main(
     rank: int,
     size: int | None,
@@ -58,11 +79,18 @@ def _worker_main(
         if over:
             dist.init_process_group(over[0], store=dist.FileStore(f"{store}.group"), rank=rank, world_size=over[1])
             init = {"backend": "process_group", **init}
+        rpc.empty_shared(1)
+        _serving._loop()
+        before = _held()  # with those two, which a process keeps once it has used them
         options = rpc.Options(rpc_timeout=CALL_TIMEOUT, join_timeout=CALL_TIMEOUT)
         init = {"rpc_backend_options": options, **init}
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=size, store=dist.FileStore(store), **init)
         result = body(rank, *arguments)
         rpc.shutdown()
+        if not over:  # the process group stays
+            gc.collect()
+            leaked = _held() - before
+            assert not leaked, f"shutdown() left {sorted(leaked.elements())}"
         answer.send((None, pickle.dumps(result)))
     except BaseException:
         answer.send((traceback.format_exc(), None))

@@ -139,7 +139,7 @@ def _die(rank: int) -> int | None:
         os.kill(os.getpid(), signal.SIGKILL)
     wait_until(lambda: _kept != [] and _counts()[0] == 1)
     wait_until(lambda: _counts() == (0, 0))
-    return int(_kept[0].sum())
+    return int(_kept.pop().sum())
 
 
 def test_a_dead_worker_holds_nothing() -> None:

@@ -1,14 +1,19 @@
-"""Remote calls, references and a backward between two hosts whose network is cut in the middle of them."""
+"""A worker is cut off, stopped or killed in the middle of a call, of a call with a reference, of remote() and of a
+backward. What needs it fails, nothing is kept, and the rest goes on."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
 from hosts import Host, hosts_on_a_switch, ip
-from launching import Job
+from launching import Job, free_port
 
 PROGRAM = """
 import sys
@@ -20,7 +25,7 @@ import muster
 from muster import rpc
 from muster.rpc import _agent, autograd
 
-me, there = sys.argv[1:]
+me, there, meeting = sys.argv[1:]
 released, ended = threading.Event(), threading.Event()
 
 
@@ -100,8 +105,8 @@ def until(condition):
     return result
 
 
-options = rpc.Options(heartbeat_timeout=1, lease=2, init_method="tcp://10.78.0.1:29500")
-rpc.init_rpc(me, rank=int(me == "second"), world_size=2, rpc_backend_options=options)
+options = rpc.Options(heartbeat_timeout=1, lease=2, init_method=meeting)
+rpc.init_rpc(me, rank=int(me == "second"), world_size=0, rpc_backend_options=options)
 if me == "first":
     for case in (a_call, a_fork, a_remote, a_backward):
         rpc.rpc_sync(there, prepare)
@@ -117,37 +122,81 @@ if me == "first":
     print("nothing is kept", flush=True)
     rpc.rpc_sync(there, end)
 else:
-    ended.wait(600)  # shutdown() would fail: it waits for workers that must not be lost
+    ended.wait(600)
 rpc.shutdown()
 """
 
 
+CASES = ("a_call", "a_fork", "a_remote", "a_backward")
+
+
+def worker(name: str, there: str, meeting: str, script: Path, host: Host | None = None) -> Job:
+    return Job([sys.executable, script, name, there, meeting], popen=host.popen if host else subprocess.Popen)
+
+
 @contextmanager
-def worker(host: Host, name: str, there: str, script: Path) -> Iterator[Job]:
-    job = Job([sys.executable, script, name, there], popen=host.popen)
+def closing(*jobs: Job) -> Iterator[None]:
     try:
-        yield job
+        yield
     finally:
-        job.close()
+        for job in jobs:
+            job.close()
 
 
-def test_what_is_cut_off_fails_and_the_rest_goes_on(tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    with (
-        hosts_on_a_switch(2) as (one, other),
-        worker(one, "first", "second", script) as first,
-        worker(other, "second", "first", script) as second,
-    ):
-        switch = one.namespace.replace("h1", "switch")
-        for done, case in enumerate(("a_call", "a_fork", "a_remote", "a_backward"), start=1):
+def expect_failure(first: Job, case: str, reason: str) -> None:
+    (failure,) = first.expect(rf"{case} \| (\w+) \| (.*)")
+    assert failure[1] == "PeerLostError"
+    assert 'worker "second"' in failure[2] and reason in failure[2], failure[2]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_a_cut_network_fails_what_needs_it(script: Path) -> None:
+    with hosts_on_a_switch(2) as hosts, ExitStack() as stack:
+        first = worker("first", "second", f"tcp://{hosts[0].address}:29500", script, hosts[0])
+        second = worker("second", "first", f"tcp://{hosts[0].address}:29500", script, hosts[1])
+        stack.enter_context(closing(first, second))
+        switch = hosts[0].namespace.replace("h1", "switch")
+        for done, case in enumerate(CASES, start=1):
             second.expect("waits", done)
             ip("-n", switch, "link", "set", "p1", "nomaster")
-            (failure,) = first.expect(rf"{case} \| (\w+) \| (.*)")
-            print(failure[0])
-            assert failure[1] == "PeerLostError"
-            assert 'worker "second"' in failure[2] and "has not answered a ping for 1 s" in failure[2]
+            expect_failure(first, case, "has not answered a ping for 1 s")
             ip("-n", switch, "link", "set", "p1", "master", "br0")
+            first.expect(f"{case} healed")
+        first.expect("nothing is kept")
+        assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+
+
+def test_a_stopped_worker_fails_what_needs_it(script: Path) -> None:
+    meeting = f"tcp://127.0.0.1:{free_port()}"
+    first, second = worker("first", "second", meeting, script), worker("second", "first", meeting, script)
+    with closing(first, second):
+        for done, case in enumerate(CASES, start=1):
+            second.expect("waits", done)
+            os.kill(second.process.pid, signal.SIGSTOP)
+            expect_failure(first, case, "has not answered a ping for 1 s")
+            os.kill(second.process.pid, signal.SIGCONT)
+            first.expect(f"{case} healed")
+        first.expect("nothing is kept")
+        assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+
+
+def test_a_killed_worker_fails_what_needs_it(script: Path) -> None:
+    meeting = f"tcp://127.0.0.1:{free_port()}"
+    first, second = worker("first", "second", meeting, script), worker("second", "first", meeting, script)
+    with ExitStack() as stack:
+        stack.enter_context(closing(first, second))
+        for case in CASES:
+            second.expect("waits")
+            os.kill(second.process.pid, signal.SIGKILL)
+            expect_failure(first, case, "")
+            second = worker("second", "first", meeting, script)  # another one with this name
+            stack.enter_context(closing(second))
             first.expect(f"{case} healed")
         first.expect("nothing is kept")
         assert (first.finish(), second.finish()) == (0, 0), first.err + second.err

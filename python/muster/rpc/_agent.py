@@ -76,6 +76,7 @@ class _Worker(NamedTuple):
     timeout: float
     pid: int
     own_store: Store | None  # where the workers have met, if one of them serves it
+    at_exit: util.Finalize
 
 
 _lock = threading.Lock()
@@ -133,11 +134,11 @@ def init_rpc(
         agent = _C.rpc_join(
             _native_options(options, name, join_timeout, world_size is not None), store, process_group, options.lease
         )
-        _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store)
+        at_exit = util.Finalize(None, _leave_at_exit, args=(agent, os.getpid()), exitpriority=0)
+        _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store, at_exit)
         from muster.rpc import _leaving
 
         _leaving.reset()
-        util.Finalize(None, _leave_at_exit, args=(agent, os.getpid()), exitpriority=0)
     if world_size is not None:
         try:
             agent.barrier("joined", world_size, join_timeout)
@@ -278,8 +279,11 @@ def _leave(agent: _C.RpcAgent, pid: int, timeout: float = 0) -> None:
     global _worker
     if pid != os.getpid():
         return
+    worker = _worker
     try:
         agent.shutdown(timeout)
+        if worker is not None and worker.agent is agent:
+            worker.at_exit.cancel()  # it keeps the agent
     finally:
         with _lock:
             if _worker is not None and _worker.agent is agent:
