@@ -1,5 +1,5 @@
 // Simulates backward passes of 2 to 64 workers: random forward passes, parts in any order, messages of the forward pass
-// that were lost or that come late.
+// that were lost or that come late, and workers that die.
 #include "muster/rpc/backward_pass.h"
 
 #include <gtest/gtest.h>
@@ -80,14 +80,18 @@ std::string name_of(int worker) { return "w" + std::to_string(worker); }
 
 class PassSimulation {
  public:
-  PassSimulation(int workers, uint64_t seed) : random_(seed), workers_(workers) {
+  /// `deaths`: whether a worker dies, at any time. Never the one that has begun the pass.
+  PassSimulation(int workers, uint64_t seed, bool deaths = false) : random_(seed), workers_(workers) {
+    if (deaths) dies_after_ = pick(6 * workers);
     for (int worker = 0; worker < workers; ++worker) index_of_[name_of(worker)] = worker;
     make_forward_pass();
   }
 
-  void run() {
+  /// Returns whether the pass has ended well.
+  bool run() {
     start(0);
     while (!queue_.empty() || !late_.empty()) {
+      if (dies_after_ && (*dies_after_)-- == 0) die(1 + pick(workers_ - 1));
       if (!late_.empty() && (queue_.empty() || pick(4) == 0)) {
         arrive_late();
       } else {
@@ -95,19 +99,27 @@ class PassSimulation {
       }
       // Those that wait for an answer that was lost ask again, sometimes more often than they need to.
       for (int worker = 0; worker < workers_; ++worker) {
-        if (passes_.contains(worker) && (queue_.empty() || pick(20 * workers_) == 0)) {
+        if (takes_part(worker) && (queue_.empty() || pick(20 * workers_) == 0)) {
           passes_.at(worker).pass->ask_again();
           advance(worker);
         }
       }
     }
+    if (failed_.contains(0)) {
+      EXPECT_TRUE(dead_) << "a pass fails only if a worker dies";
+      return false;
+    }
     check();
+    return true;
   }
 
  private:
   struct Event {
+    enum class Kind : uint8_t { kPart, kAcknowledgment, kFailure, kAbort };
+
     int from = 0, to = 0;
-    std::optional<BackwardPass::Part> part;  ///< none: an acknowledgment
+    Kind kind = Kind::kPart;
+    std::optional<BackwardPass::Part> part;
   };
   struct Worker {
     CountGraph* graph = nullptr;
@@ -163,9 +175,36 @@ class PassSimulation {
     if (worker == 0) advance(0);
   }
 
+  bool takes_part(int worker) const { return passes_.contains(worker) && !failed_.contains(worker) && dead_ != worker; }
+
+  /// Callers of a dead worker notice, and so do workers that it has called.
+  void die(int worker) {
+    dead_ = worker;
+    std::erase_if(queue_, [&](const Event& event) { return event.to == worker && event.kind != Event::Kind::kPart; });
+    for (const auto& [caller, callees] : unacknowledged_) {
+      if (callees.contains(worker)) queue_.push_back({worker, caller, Event::Kind::kFailure, {}});
+    }
+    for (auto& [index, each] : passes_) {
+      if (each.engaged_by == worker) queue_.push_back({worker, index, Event::Kind::kAbort, {}});
+    }
+  }
+
+  /// As PassRunner::fail().
+  void fail(int worker) {
+    if (!takes_part(worker) || passes_.at(worker).pass->is_ended() || !failed_.insert(worker).second) return;
+    Worker& state = passes_.at(worker);
+    if (const auto engaged_by = std::exchange(state.engaged_by, std::nullopt)) {
+      queue_.push_back({worker, *engaged_by, Event::Kind::kFailure, {}});
+    }
+    for (const std::string& peer : state.pass->peers()) {
+      queue_.push_back({worker, index_of_.at(peer), Event::Kind::kAbort, {}});
+    }
+  }
+
   void arrive_late() {
     const ForwardMessage message = late_.front();
     late_.pop_front();
+    if (message.to == dead_ || failed_.contains(message.to)) return;
     if (!passes_.contains(message.to)) return start_with(message);
     passes_.at(message.to).pass->add_late(message.id, name_of(message.from));
     advance(message.to);
@@ -185,19 +224,34 @@ class PassSimulation {
   }
 
   void handle(Event event) {
-    if (!event.part) {
-      passes_.at(event.to).pass->acknowledge();
-      return advance(event.to);
+    if (event.to == dead_) {
+      if (event.kind == Event::Kind::kPart) queue_.push_back({event.to, event.from, Event::Kind::kFailure, {}});
+      return;
     }
+    if (event.kind != Event::Kind::kPart) {
+      if (event.kind != Event::Kind::kAbort && !unacknowledged(event.to, event.from)) return;
+      if (event.kind != Event::Kind::kAcknowledgment) return fail(event.to);
+      passes_.at(event.to).pass->acknowledge();
+      return failed_.contains(event.to) ? void() : advance(event.to);
+    }
+    if (failed_.contains(event.to)) return queue_.push_back({event.to, event.from, Event::Kind::kFailure, {}});
     if (!passes_.contains(event.to)) start(event.to);
     Worker& worker = passes_.at(event.to);
     worker.pass->receive(name_of(event.from), std::move(event.part->answer), event.part->expected);
     if (!worker.engaged_by && event.to != 0) {
       worker.engaged_by = event.from;
     } else {
-      queue_.push_back({event.to, event.from, std::nullopt});
+      queue_.push_back({event.to, event.from, Event::Kind::kAcknowledgment, {}});
     }
     advance(event.to);
+  }
+  /// Ends one of the calls with which `caller` has sent parts. False if there is none: its failure came first.
+  bool unacknowledged(int caller, int callee) {
+    auto& callees = unacknowledged_[caller];
+    const auto call = callees.find(callee);
+    if (call == callees.end()) return false;
+    callees.erase(call);
+    return true;
   }
 
   void advance(int index) {
@@ -210,7 +264,8 @@ class PassSimulation {
       const int to = index_of_.at(part->to);
       const bool is_new = !part->answer || answered_.insert(part->answer->message).second;
       EXPECT_TRUE(is_new) << "a message was answered twice";
-      queue_.push_back({index, to, std::move(*part)});
+      queue_.push_back({index, to, Event::Kind::kPart, std::move(*part)});
+      unacknowledged_[index].insert(to);
     }
     if (worker.pass->is_answered() && !worker.finished) {
       worker.finished = worker.pass->take_graph();
@@ -218,7 +273,9 @@ class PassSimulation {
     }
     if (!worker.pass->is_ended()) return;
     if (index == 0 && !queue_has_parts()) ended_ = true;
-    if (worker.engaged_by) queue_.push_back({index, *std::exchange(worker.engaged_by, std::nullopt), std::nullopt});
+    if (worker.engaged_by) {
+      queue_.push_back({index, *std::exchange(worker.engaged_by, std::nullopt), Event::Kind::kAcknowledgment, {}});
+    }
   }
   bool queue_has_parts() const {
     return std::ranges::any_of(queue_, [](const Event& event) { return event.part.has_value(); });
@@ -239,6 +296,8 @@ class PassSimulation {
     EXPECT_TRUE(ended_) << "the pass has not ended at the worker that has begun it";
     auto expected = expected_gradients();
     for (auto& [index, worker] : passes_) {
+      if (index == dead_) continue;
+      EXPECT_FALSE(failed_.contains(index)) << "the pass has failed at " << name_of(index) << " alone";
       EXPECT_TRUE(worker.pass->is_ended()) << name_of(index) << " waits for " << worker.pass->missing();
       EXPECT_FALSE(worker.engaged_by);
       ASSERT_NE(worker.finished, nullptr);
@@ -262,6 +321,9 @@ class PassSimulation {
   std::map<int, Worker> passes_;
   std::vector<Event> queue_;
   std::set<MessageId> answered_;
+  std::map<int, std::multiset<int>> unacknowledged_;  ///< by caller, whom it has called
+  std::optional<int> dies_after_, dead_;
+  std::set<int> failed_;
   bool ended_ = false;
 };
 
@@ -273,6 +335,19 @@ TEST(BackwardPass, EveryMessageGetsItsGradientOnceAndEveryWorkerEnds) {
       if (::testing::Test::HasFailure()) return;
     }
   }
+}
+
+TEST(BackwardPass, EndsWhereItHasBegunIfAWorkerDies) {
+  int well = 0, failed = 0;
+  for (const int workers : {2, 3, 5, 8, 16, 64}) {
+    for (uint64_t seed = 0; seed < (workers > 16 ? 30 : 300); ++seed) {
+      SCOPED_TRACE("workers " + std::to_string(workers) + ", seed " + std::to_string(seed));
+      ++(PassSimulation(workers, seed, true).run() ? well : failed);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+  EXPECT_GT(well, 100);
+  EXPECT_GT(failed, 100);
 }
 
 TEST(BackwardPass, NamesTheWorkersThatOweAnswers) {
