@@ -7,7 +7,7 @@
 # make tidy    clang-tidy over the core (slow)
 # make arm64   the core's tests for arm64, cross-compiled and run under qemu-user (Debian)
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
-# make matrix  make test and make peer with each supported release of torch: hours; once a week
+# make matrix  make test and make peer with each supported release of torch, and a build with the oldest: hours; .ci/weekly
 # make fuzz    the fuzz targets alone under AddressSanitizer and UBSan, a minute each at most
 # make soak    the tests that go on for as long as they may, for SECONDS=1800 in all; prints their figures
 # make nightly more of everything that is drawn from a seed or bounded elsewhere: hours (docs/project/testing.md)
@@ -109,8 +109,10 @@ frameworks: build
 	@$(STAGE) frameworks $(RUN_PYTEST) tests/frameworks $(PYTEST)
 
 MATRIX ?= 2.13.0 2.14.1 2.15.0
+OLDEST ?= 2.11.0
 matrix:
 	@for release in $(MATRIX); do echo "torch $$release"; $(MAKE) --no-print-directory test peer TORCH=$$release || exit 1; done
+	@echo "torch $(OLDEST), build only"; $(MAKE) --no-print-directory build TORCH=$(OLDEST)
 	@$(MAKE) --no-print-directory setup
 
 SEED ?= $(shell date +%Y%m%d)

@@ -59,6 +59,17 @@ def losses(output: str) -> list[str]:
     return found
 
 
+def compare_with_replaced(heading: str) -> None:
+    """Trains in groups that ask for Gloo, with MUSTER_REPLACE and without."""
+
+    def asking_for_gloo(code: str) -> str:
+        return code.replace('"muster"', '"gloo"')
+
+    muster = run_section(heading, asking_for_gloo, {"MUSTER_REPLACE": "gloo"})
+    assert REPLACED in muster and "over gloo" in muster, muster
+    assert losses(muster) == losses(run_section(heading, over_gloo))
+
+
 def compare_with_gloo(heading: str, env: Mapping[str, str] | None = None) -> None:
     """Trains over muster and over Gloo: the losses must be equal, digit for digit."""
     muster, gloo = run_section(heading, env=env), run_section(heading, over_gloo, env)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -47,10 +48,19 @@ def write(rank):
 """
 # Gloo aborts a process whose Python ends while Gloo's thread still holds a tensor.
 END = "os._exit(0)\n"
-# transformers imports its parts when they are used.
-PRELOAD = {"accelerate": "accelerate", "transformers": "transformers.trainer", "lightning": "lightning"}
+
+
+@dataclass
+class Program:
+    code: str
+    package: str
+    preload: str = ""  # empty: the framework starts its processes itself
+    step: str = "step"
+
+
 PROGRAMS = {
-    "accelerate": """
+    "accelerate": Program(
+        """
 from accelerate import Accelerator
 accelerator = Accelerator(cpu=True)
 batches = DataLoader(TensorDataset(inputs, targets), batch_size=8)
@@ -63,7 +73,11 @@ for batch, expected in batches:
 write(accelerator.process_index)
 accelerator.end_training()
 """,
-    "transformers": """
+        package="accelerate",
+        preload="accelerate",
+    ),
+    "transformers": Program(
+        """
 from transformers import Trainer, TrainerCallback, TrainingArguments
 class Network(torch.nn.Module):
     def __init__(self):
@@ -81,7 +95,11 @@ rows = [{"inputs": row, "labels": target} for row, target in zip(inputs, targets
 Trainer(Network(), arguments, train_dataset=rows, callbacks=[Times()]).train()
 write(arguments.process_index)
 """,
-    "lightning": """
+        package="transformers",
+        preload="transformers.trainer",  # transformers imports its parts when they are used
+    ),
+    "lightning": Program(
+        """
 import lightning
 class Network(lightning.LightningModule):
     def __init__(self):
@@ -98,6 +116,60 @@ trainer = lightning.Trainer(accelerator="cpu", devices=int(os.environ["LOCAL_WOR
 trainer.fit(Network(), DataLoader(TensorDataset(inputs, targets), batch_size=8))
 write(trainer.global_rank)
 """,
+        package="lightning",
+        preload="lightning",
+    ),
+    "deepspeed": Program(
+        """
+import deepspeed
+settings = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3},
+            "optimizer": {"type": "SGD", "params": {"lr": 1e-2}}}
+deepspeed.init_distributed(dist_backend="gloo")
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+for batch, expected in zip(inputs.split(8)[:steps], targets.split(8)):
+    engine.backward(cross_entropy(engine(batch), expected))
+    engine.step()
+    step_ended()
+write(torch.distributed.get_rank())
+""",
+        package="deepspeed",
+        preload="deepspeed",
+    ),
+    "fsdp2": Program(
+        """
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+for layer in (model[0], model[2], model[4], model):
+    fully_shard(layer, mesh=dist.init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for batch, expected in zip(inputs.split(8)[:steps], targets.split(8)):
+    optimizer.zero_grad()
+    cross_entropy(model(batch), expected).backward()
+    optimizer.step()
+    step_ended()
+write(dist.get_rank())
+""",
+        package="torch",
+        preload="torch.distributed.fsdp",
+    ),
+    "ray": Program(
+        """
+from ray.train import ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+import torch.distributed as dist
+def train():
+    data = torch.ones(1 << 20)
+    for _ in range(10 * steps):
+        dist.all_reduce(data)
+        step_ended()
+        data.fill_(1)
+    write(dist.get_rank())
+TorchTrainer(train, torch_config=TorchConfig(backend="gloo"), scaling_config=ScalingConfig(num_workers=2)).fit()
+""",
+        package="ray",
+        step="all_reduce of 4 MiB",
+    ),
 }
 
 
@@ -107,12 +179,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Yields two rows for each framework: the start, and a step."""
+    """Yields rows for each framework: the start, also with a warm zygote, and a step."""
     if arguments.repeats is not None and arguments.repeats < 1:
         raise ValueError(f"--repeats takes a number from 1 on; not {arguments.repeats}")
-    installed = [name for name in PROGRAMS if importlib.util.find_spec(name)]
+    installed = [name for name, program in PROGRAMS.items() if importlib.util.find_spec(program.package)]
     names = parse_names("--frameworks", arguments.frameworks, tuple(PROGRAMS)) if arguments.frameworks else installed
-    if missing := sorted({*names} - {*installed}) or ([] if names else list(PROGRAMS)):
+    if missing := sorted({*names} - {*installed}):
         raise ValueError(f"not installed in {sys.prefix}: {', '.join(missing)} (pip install {' '.join(missing)})")
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         for name in names:
@@ -120,33 +192,41 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _measure(name: str, folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    program = PROGRAMS[name]
     script = folder / f"train_{name}.py"
-    script.write_text(COMMON + PROGRAMS[name] + END)
+    script.write_text(COMMON + program.code + END)
     muster = find_program("muster")
-    own = [muster, "run", "--nproc-per-node=2", "--replace=gloo", f"--preload={PRELOAD[name]}"]
+    own = [muster, "run", "--nproc-per-node=2", "--replace=gloo", f"--preload={program.preload}"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     # A short path, because sockets are below it. Without the user's own warm zygote.
     with tempfile.TemporaryDirectory(prefix="muster-bench-", dir="/tmp") as runtime:
         environment = {"XDG_RUNTIME_DIR": runtime, "MUSTER_PYTHON": sys.executable, "GLOO_SOCKET_IFNAME": "lo"}
         job = partial(_job, script=script, env={**os.environ, **environment}, timeout=arguments.timeout)
-        _call([muster, "warm", "--preload", PRELOAD[name]], environment)
-        try:
-            jobs = {
-                "torchrun": partial(job, torchrun),
-                "cold": partial(job, [*own, "--no-warm"]),
-                "warm": partial(job, own),
-            }
-            results = in_rounds(jobs, arguments.repeats or (1 if arguments.quick else 5))
-        finally:
-            _call([muster, "warm", "stop"], environment)
+        repeats = arguments.repeats or (1 if arguments.quick else 5)
+        if not program.preload:
+            replaced = {**os.environ, **environment, "MUSTER_REPLACE": "gloo"}
+            jobs = {"peer": partial(job, [sys.executable]), "cold": partial(job, [sys.executable], env=replaced)}
+            results = in_rounds(jobs, repeats)
+        else:
+            _call([muster, "warm", "--preload", program.preload], environment)
+            try:
+                jobs = {
+                    "peer": partial(job, torchrun),
+                    "cold": partial(job, [*own, "--no-warm"]),
+                    "warm": partial(job, own),
+                }
+                results = in_rounds(jobs, repeats)
+            finally:
+                _call([muster, "warm", "stop"], environment)
     first = {variant: statistics.median(start for start, _ in runs) for variant, runs in results.items()}
     step = {variant: 1e3 * statistics.median(step for _, step in runs) for variant, runs in results.items()}
-    size = 4 * _PARAMETERS
-    row = partial(Row, "frameworks", bytes=size, peer_name="torchrun", ranks=2)
-    yield row(f"{name}: command to first step", metric="time", unit="s", muster=first["cold"], peer=first["torchrun"])
-    case = f"{name}: command to first step, muster warm"
-    yield row(case, metric="time", unit="s", muster=first["warm"], peer=first["torchrun"])
-    yield row(f"{name}: step", metric="time", unit="ms", muster=step["cold"], peer=step["torchrun"])
+    row = partial(Row, "frameworks", peer_name="torchrun" if program.preload else "gloo", ranks=2)
+    row = partial(row, bytes=4 * _PARAMETERS if program.preload else 4 << 20)
+    case = f"{name}: command to first {program.step}"
+    yield row(case, metric="time", unit="s", muster=first["cold"], peer=first["peer"])
+    if "warm" in first:
+        yield row(f"{case}, muster warm", metric="time", unit="s", muster=first["warm"], peer=first["peer"])
+    yield row(f"{name}: {program.step}", metric="time", unit="ms", muster=step["cold"], peer=step["peer"])
 
 
 def _job(command: list[str], script: Path, env: dict[str, str], timeout: float) -> tuple[float, float]:
