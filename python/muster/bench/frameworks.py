@@ -123,7 +123,7 @@ write(trainer.global_rank)
         """
 import deepspeed
 settings = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 3},
-            "optimizer": {"type": "SGD", "params": {"lr": 1e-2}}}
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}}}
 deepspeed.init_distributed(dist_backend="gloo")
 engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
 for batch, expected in zip(inputs.split(8)[:steps], targets.split(8)):
