@@ -10,20 +10,18 @@
 #include <muster/torch/data/distributed_sampler.h>
 #include <muster/torch/nn/distributed_data_parallel.h>
 #include <torch/torch.h>
-#include <zlib.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <vector>
+
+#include "digits_table.h"
 
 namespace {
 
 constexpr int64_t kHeldOut = 360;
-constexpr int64_t kPixels = 64;
 constexpr int kEpochs = 12;
 constexpr size_t kBatch = 64;  // images in a step, over all ranks
 
@@ -39,24 +37,6 @@ struct Digits : torch::data::datasets::Dataset<Digits> {
   }
   std::optional<size_t> size() const override { return digits.size(0); }
 };
-
-/// float32[N, 65]: the pixels of one image per line, then its digit.
-torch::Tensor read_table(const std::string& path) {
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
-  if (!file) throw std::runtime_error("cannot open " + path);
-  std::vector<float> numbers;
-  char line[4096];
-  while (gzgets(file.get(), line, sizeof line) != nullptr) {
-    for (const char* at = line; *at != '\0' && *at != '\n';) {
-      int number = 0;
-      const auto [end, error] = std::from_chars(at, line + sizeof line, number);
-      if (error != std::errc()) throw std::runtime_error(path + " holds something that is not a number");
-      numbers.push_back(static_cast<float>(number));
-      at = *end == ',' ? end + 1 : end;
-    }
-  }
-  return torch::tensor(numbers).reshape({-1, kPixels + 1});
-}
 
 Digits digits_of(const torch::Tensor& table, const torch::Tensor& rows) {
   const auto chosen = table.index_select(0, rows);

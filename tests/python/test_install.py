@@ -146,9 +146,9 @@ def built_examples(
 def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]:
     """Runs one of examples/cpp at two ranks, and returns its output."""
 
-    def start(name: str, *arguments: str | Path) -> str:
+    def start(name: str, *arguments: str | Path, ranks: int = 2) -> str:
         program = built_examples / name
-        return run([prefix / "bin/muster", "run", "--nproc-per-node", "2", "--no-python", program, *arguments])
+        return run([prefix / "bin/muster", "run", f"--nproc-per-node={ranks}", "--no-python", program, *arguments])
 
     return start
 
@@ -159,6 +159,12 @@ def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]
         ("digits --epochs 3", "error: takes no options, not --epochs"),
         ("chars --steps ten", "error: --steps takes a number, not ten"),
         ("chars --epochs 3", "error: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --epochs 3"),
+        ("pipeline --epochs 3", "error: takes no options, not --epochs"),
+        ("actor_learner --updates ten", "error: takes --updates N, not --updates ten"),
+        (
+            "embeddings --mode none",
+            "error: takes --steps N, --mode sync|async and --checkpoint FOLDER, not --mode none",
+        ),
         ("chars --steps", "error: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --steps "),
     ],
 )
@@ -185,6 +191,29 @@ def test_chars_learn_and_resume_from_a_checkpoint(examples: Callable[..., str], 
     # A uniform guess over the 70 characters has a loss of 4.2; a guess by their frequencies alone, 3.2.
     assert steps[0][1] < 3, second
     assert len(second[second.index("100/100") :]) > 300, "it wrote no lines"
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_embeddings_learn_and_go_on_from_a_checkpoint(examples: Callable[..., str], tmp_path: Path, mode: str) -> None:
+    """Two servers, each with half of the rows, and two trainers."""
+    arguments = ["--mode", mode, "--checkpoint", tmp_path]
+    first = examples("embeddings", "--steps", "200", *arguments, ranks=4)
+    second = examples("embeddings", "--steps", "300", *arguments, ranks=4)
+    losses = [float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", first + second)]
+    assert "begins at step 0" in first and "begins at step 200" in second
+    assert len(losses) == 3 and losses[-1] < 2.6, first + second  # a uniform guess over 70 characters: 4.2
+
+
+def test_a_pipeline_learns_across_workers(examples: Callable[..., str]) -> None:
+    output = examples("pipeline", ranks=4)
+    accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", output)]
+    assert len(accuracies) == 8 and accuracies[-1] >= 93, output
+
+
+def test_actors_and_a_learner_balance_a_pole(examples: Callable[..., str]) -> None:
+    output = examples("actor_learner", ranks=3)
+    returns = [float(number) for number in re.findall(r"mean return ([\d.]+)", output)]
+    assert len(returns) == 15 and max(returns) > 200, output  # a policy that knows nothing: about 22
 
 
 def test_installed_headers_of_the_core_compile(prefix: Path, run: Run, root: Path, tmp_path: Path) -> None:
