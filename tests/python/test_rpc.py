@@ -7,6 +7,7 @@ import dataclasses
 import decimal
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import uuid
@@ -265,6 +266,19 @@ def _pickled_calls(rank: int) -> None:
 
 def test_allow_pickle_lets_everything_travel() -> None:
     run_workers(2, _pickled_calls, allow_pickle=True)
+
+
+def test_allow_pickle_is_logged() -> None:
+    program = """
+import torch.distributed as dist
+from muster import rpc
+rpc.init_rpc("careless", world_size=0, store=dist.HashStore(), allow_pickle=True)
+rpc.shutdown()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sentence = "allow_pickle=True: each worker of this job can run any code in worker 'careless'"
+    assert done.stderr.count(sentence) == 1, done.stderr
 
 
 def test_names_of_functions() -> None:

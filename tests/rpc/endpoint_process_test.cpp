@@ -213,6 +213,24 @@ TEST_P(RpcProcesses, IdempotentCallsGoToTheWorkerThatReplacesADeadOne) {
   EXPECT_EQ(text(result_of(moved)), "again");
 }
 
+/// The caller says that the call may run twice, but the function was not added as such.
+TEST_P(RpcProcesses, AFunctionThatIsNotIdempotentRunsNoCallAgain) {
+  auto &first = prepare("a"), &second = prepare("a");
+  first.begin();
+  join();
+  EXPECT_EQ(text(result_of(agent_->call("a", "echo", text("x"), {}))), "x");
+  first.stop();
+  Writer number;
+  number.put<uint64_t>(7);
+  const Future moved = agent_->call("a", "mark", Message{number.take(), {}}, {.idempotent = true});
+  first.end();
+  second.begin();
+  const CallError error = error_of(moved);
+  EXPECT_EQ(error.error.code, ErrorCode::kPeerLost);
+  EXPECT_NE(error.error.message.find("\"mark\" was not added as idempotent"), std::string::npos) << error.to_string();
+  EXPECT_EQ(counters_->runs[7], 0);
+}
+
 /// Servers of one name are killed and replaced at random while calls go on. A call that succeeded ran once, and one
 /// that failed ran once at most.
 TEST_P(RpcProcesses, CallsRunAtMostOnceUnderRandomKills) {
