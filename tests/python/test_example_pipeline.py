@@ -86,7 +86,12 @@ def train_alone(model: ModuleType, steps: int, pieces: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "names", "engines"), [(2, NAMES, ["p2p", "rpc", "torch"]), (3, ["interleaved"], ["p2p", "rpc"])]
+    ("ranks", "names", "engines", "microbatches"),
+    [
+        (2, NAMES, ["p2p", "rpc", "torch"], 6),
+        (3, ["interleaved"], ["p2p", "rpc"], 6),
+        (4, NAMES, ["p2p", "rpc", "torch"], 8),
+    ],
 )
 def test_pipelines_train_the_same_model(
     part: Callable[[str], ModuleType],
@@ -97,12 +102,13 @@ def test_pipelines_train_the_same_model(
     ranks: int,
     names: list[str],
     engines: list[str],
+    microbatches: int,
 ) -> None:
     command = [muster, "run", "--nproc-per-node", str(ranks), root / "examples/python/pipeline/train.py"]
     cases = ["--schedules", ",".join(names), "--engines", ",".join(engines)]
-    output = run([*command, *cases, "--steps", "2", "--microbatches", "6", "--plot", tmp_path / "plot.png"])
+    output = run([*command, *cases, "--steps=2", f"--microbatches={microbatches}", "--plot", tmp_path / "plot.png"])
     rows = re.findall(r"(\S+) +(p2p|rpc|torch) +(\d\.\d{4})  (\d\.\d{4}) +[\d.]+ ms(.*)", output)
-    expected = train_alone(part("model"), 2, 24)
+    expected = train_alone(part("model"), 2, 4 * microbatches)
     assert [row[:2] for row in rows] == [(name, engine) for name in names for engine in engines], output
     for _, engine, first, last, bubble in rows:
         assert float(first) == pytest.approx(expected[0], abs=1e-3), output

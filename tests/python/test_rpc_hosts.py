@@ -69,3 +69,13 @@ def test_gradients_cross_hosts(hosts: tuple[Host, Host], release_build: Path, tm
     (status, output), (other_status, other_output) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
     assert (status, other_status) == (0, 0), output + other_output
     assert "the parameters are right" in output
+
+
+def test_a_pipeline_crosses_hosts(hosts: tuple[Host, Host], root: Path, release_build: Path) -> None:
+    """Stages 0 and 1 are on the first host, stages 2 and 3 on the second one."""
+    script: list[str | Path] = [root / "examples/python/pipeline/train.py", "--engines=p2p,rpc", "--steps=2"]
+    (status, output), (other_status, other_output) = run_on(hosts, release_build / "src/muster/cli/muster", script)
+    assert (status, other_status) == (0, 0), output + other_output
+    rows = re.findall(r"(\S+) +(?:p2p|rpc) +(\d\.\d{4})  (\d\.\d{4}) ", output)
+    assert len(rows) == 8, output
+    assert len({(first, last) for _, first, last in rows}) == 1, output  # all schedules train the same model
