@@ -1,6 +1,7 @@
 #include "muster/rpc/function_table.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <vector>
