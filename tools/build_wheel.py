@@ -60,7 +60,7 @@ def build(python: Path, name: str, *settings: str) -> Path:
     for stale in folder.glob("*.whl"):
         stale.unlink()
     options = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
-    words: list[str | Path] = [python, *options, f"-Cbuild-dir={folder}/tree", *settings]
+    words: list[str | Path] = [python, *options, f"--config-settings=build-dir={folder}/tree", *settings]
     words += ["--wheel-dir", folder, ROOT]
     subprocess.run(words, env=variables, check=True)
     (built,) = folder.glob("torch_muster-*.whl")
@@ -126,7 +126,7 @@ def main() -> int:
     if arguments.manylinux:
         if manylinux.main() != 0:
             return 1
-        settings = [f"-Ccmake.define.CMAKE_TOOLCHAIN_FILE={ROOT}/cmake/manylinux.cmake"]
+        settings = [f"--config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE={ROOT}/cmake/manylinux.cmake"]
         wheels = [build(python, f"{name}-manylinux", *settings) for name, python in pythons.items()]
     else:
         wheels = [build(python, name) for name, python in pythons.items()]

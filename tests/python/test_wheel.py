@@ -34,7 +34,10 @@ def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Pat
     tree = folder / sources.name.removesuffix(".tar.gz")
     (tree / ".venv").symlink_to(sys.prefix)
     pip = [tree / ".venv/bin/python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    settings = ["-Cbuild-dir=build/release", f"-Ccmake.define.MUSTER_WERROR={os.environ.get('WERROR', 'OFF')}"]
+    settings = [
+        "--config-settings=build-dir=build/release",
+        f"--config-settings=cmake.define.MUSTER_WERROR={os.environ.get('WERROR', 'OFF')}",
+    ]
     # The compiler name that CMake itself would choose, because the compiler cache treats other names as other
     # compilers.
     run([*pip, *settings, "--wheel-dir", folder, tree], timeout=1800, env={"CXX": os.environ.get("CXX", "c++")})
