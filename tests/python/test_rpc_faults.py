@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -110,7 +110,6 @@ rpc.init_rpc(me, rank=int(me == "second"), world_size=0, rpc_backend_options=opt
 if me == "first":
     for case in (a_call, a_fork, a_remote, a_backward):
         rpc.rpc_sync(there, prepare)
-        began = time.monotonic()
         try:
             case()
         except muster.Error as error:
@@ -144,9 +143,26 @@ def closing(*jobs: Job) -> Iterator[None]:
 
 
 def expect_failure(first: Job, case: str, reason: str) -> None:
-    (failure,) = first.expect(rf"{case} \| (\w+) \| (.*)")
+    # A line may come in pieces, and expect() searches stderr after stdout.
+    (failure,) = first.expect(rf"{case} \| (\w+) \| (peer lost: .+)\n")
     assert failure[1] == "PeerLostError"
     assert 'worker "second"' in failure[2] and reason in failure[2], failure[2]
+
+
+def expect_clean_end(first: Job, second: Job) -> None:
+    first.expect("nothing is kept")
+    assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+
+
+def silence_in_each_case(first: Job, second: Job, silence: Callable[[], None], heal: Callable[[], None]) -> None:
+    """silence() makes the second worker unreachable, and heal() ends that."""
+    for done, case in enumerate(CASES, start=1):
+        second.expect("waits", done)
+        silence()
+        expect_failure(first, case, "has not answered a ping for 1 s")
+        heal()
+        first.expect(f"{case} healed")
+    expect_clean_end(first, second)
 
 
 @pytest.fixture
@@ -161,29 +177,16 @@ def test_a_cut_network_fails_what_needs_it(script: Path) -> None:
         first = worker("first", "second", f"tcp://{hosts[0].address}:29500", script, hosts[0])
         second = worker("second", "first", f"tcp://{hosts[0].address}:29500", script, hosts[1])
         stack.enter_context(closing(first, second))
-        switch = hosts[0].namespace.replace("h1", "switch")
-        for done, case in enumerate(CASES, start=1):
-            second.expect("waits", done)
-            ip("-n", switch, "link", "set", "p1", "nomaster")
-            expect_failure(first, case, "has not answered a ping for 1 s")
-            ip("-n", switch, "link", "set", "p1", "master", "br0")
-            first.expect(f"{case} healed")
-        first.expect("nothing is kept")
-        assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+        port = ["-n", hosts[0].namespace.replace("h1", "switch"), "link", "set", "p1"]
+        silence_in_each_case(first, second, lambda: ip(*port, "nomaster"), lambda: ip(*port, "master", "br0"))
 
 
 def test_a_stopped_worker_fails_what_needs_it(script: Path) -> None:
     meeting = f"tcp://127.0.0.1:{free_port()}"
     first, second = worker("first", "second", meeting, script), worker("second", "first", meeting, script)
     with closing(first, second):
-        for done, case in enumerate(CASES, start=1):
-            second.expect("waits", done)
-            os.kill(second.process.pid, signal.SIGSTOP)
-            expect_failure(first, case, "has not answered a ping for 1 s")
-            os.kill(second.process.pid, signal.SIGCONT)
-            first.expect(f"{case} healed")
-        first.expect("nothing is kept")
-        assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+        pid = second.process.pid
+        silence_in_each_case(first, second, lambda: os.kill(pid, signal.SIGSTOP), lambda: os.kill(pid, signal.SIGCONT))
 
 
 def test_a_killed_worker_fails_what_needs_it(script: Path) -> None:
@@ -198,5 +201,4 @@ def test_a_killed_worker_fails_what_needs_it(script: Path) -> None:
             second = worker("second", "first", meeting, script)  # another one with this name
             stack.enter_context(closing(second))
             first.expect(f"{case} healed")
-        first.expect("nothing is kept")
-        assert (first.finish(), second.finish()) == (0, 0), first.err + second.err
+        expect_clean_end(first, second)
