@@ -7,12 +7,12 @@
 // and does the same.
 
 #include <muster/base/run_main.h>
+#include <muster/store/job_store.h>
 #include <muster/torch/rpc/worker.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -225,14 +225,9 @@ void learn(const rpc::Worker& worker, int64_t actors, int updates) {
   if (failure) std::rethrow_exception(failure);
 }
 
-int64_t number_of(const char* variable) {
-  const char* const value = std::getenv(variable);
-  if (value == nullptr) throw std::runtime_error(std::string(variable) + " is not set: use `muster run`");
-  return std::stol(value);
-}
-
 void run(int updates) {
-  const int64_t rank = number_of("RANK"), size = number_of("WORLD_SIZE");
+  const int rank = muster::value_or_throw(muster::job_number("RANK"));
+  const int size = muster::value_or_throw(muster::job_number("WORLD_SIZE"));
   if (size < 2) throw std::invalid_argument("a learner needs actors: start at least two processes");
   torch::manual_seed(rank);
   Actor actor;
@@ -242,7 +237,7 @@ void run(int updates) {
     self.add_function("play", [&](const std::vector<torch::Tensor>& weights) { return actor.play(weights); });
   });
   const auto wait_for_all = [&](const char* what) {
-    muster::value_or_throw(worker->agent().barrier(what, static_cast<int>(size), muster::Deadline::after(600s)));
+    muster::value_or_throw(worker->agent().barrier(what, size, muster::Deadline::after(600s)));
   };
   wait_for_all("joined");
   if (rank == 0) learn(*worker, size - 1, updates);

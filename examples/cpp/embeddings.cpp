@@ -8,18 +8,17 @@
 // later call goes on from there. examples/python/embeddings.py explains the model, and does the same.
 
 #include <muster/base/run_main.h>
+#include <muster/store/job_store.h>
 #include <muster/torch/rpc/worker.h>
 #include <torch/torch.h>
 
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -226,16 +225,12 @@ Settings settings_of(int count, char** words) {
   return settings;
 }
 
-int64_t number_of(const char* variable) {
-  const char* const value = std::getenv(variable);
-  if (value == nullptr) throw std::runtime_error(std::string(variable) + " is not set: use `muster run`");
-  return std::stol(value);
-}
-
 void run(const Settings& settings) {
-  const int64_t rank = number_of("RANK"), size = number_of("WORLD_SIZE"), servers = size / 2;
+  const int rank = muster::value_or_throw(muster::job_number("RANK"));
+  const int size = muster::value_or_throw(muster::job_number("WORLD_SIZE"));
+  const int servers = size / 2;
   if (servers == 0) throw std::invalid_argument("there must be a server and a trainer: start at least two processes");
-  const int64_t trainers = size - servers, trainer = rank - servers;
+  const int trainers = size - servers, trainer = rank - servers;
   std::unique_ptr<Shard> shard;
   if (rank < servers) shard = std::make_unique<Shard>(rank, servers, trainers, settings);
   rpc::EndpointOptions options;
@@ -250,7 +245,7 @@ void run(const Settings& settings) {
     self.add_function("save", [&](int64_t step) { shard->save(step); });
   });
   const auto wait_for_all = [&](const char* what) {
-    muster::value_or_throw(worker->agent().barrier(what, static_cast<int>(size), muster::Deadline::after(600s)));
+    muster::value_or_throw(worker->agent().barrier(what, size, muster::Deadline::after(600s)));
   };
   wait_for_all("joined");
   const Table table(*worker, servers);

@@ -7,13 +7,13 @@
 // parameters at each stage.
 
 #include <muster/base/run_main.h>
+#include <muster/store/job_store.h>
 #include <muster/torch/rpc/autograd.h>
 #include <muster/torch/rpc/optimizer.h>
 #include <muster/torch/rpc/worker.h>
 #include <torch/torch.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -116,14 +116,10 @@ void train(const rpc::Worker& worker, int64_t stages) {
   }
 }
 
-int64_t number_of(const char* variable) {
-  const char* const value = std::getenv(variable);
-  if (value == nullptr) throw std::runtime_error(std::string(variable) + " is not set: use `muster run`");
-  return std::stol(value);
-}
-
 void run() {
-  const int64_t rank = number_of("RANK"), size = number_of("WORLD_SIZE"), stages = size - 1;
+  const int rank = muster::value_or_throw(muster::job_number("RANK"));
+  const int size = muster::value_or_throw(muster::job_number("WORLD_SIZE"));
+  const int stages = size - 1;
   if (stages == 0) throw std::invalid_argument("a pipeline needs a stage: start at least two processes");
   rpc::EndpointOptions options;
   options.name = rank == 0 ? "driver" : "stage" + std::to_string(rank - 1);
@@ -131,7 +127,7 @@ void run() {
     if (rank > 0) add_functions(self, make_stage(rank - 1, stages));
   });
   const auto wait_for_all = [&](const char* what) {
-    muster::value_or_throw(worker->agent().barrier(what, static_cast<int>(size), muster::Deadline::after(600s)));
+    muster::value_or_throw(worker->agent().barrier(what, size, muster::Deadline::after(600s)));
   };
   wait_for_all("joined");
   if (rank == 0) train(*worker, stages);
