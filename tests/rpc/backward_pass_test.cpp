@@ -229,7 +229,7 @@ class PassSimulation {
       return;
     }
     if (event.kind != Event::Kind::kPart) {
-      if (event.kind != Event::Kind::kAbort && !unacknowledged(event.to, event.from)) return;
+      if (event.kind != Event::Kind::kAbort && !end_call(event.to, event.from)) return;
       if (event.kind != Event::Kind::kAcknowledgment) return fail(event.to);
       passes_.at(event.to).pass->acknowledge();
       return failed_.contains(event.to) ? void() : advance(event.to);
@@ -246,7 +246,7 @@ class PassSimulation {
     advance(event.to);
   }
   /// Ends one of the calls with which `caller` has sent parts. False if there is none: its failure came first.
-  bool unacknowledged(int caller, int callee) {
+  bool end_call(int caller, int callee) {
     auto& callees = unacknowledged_[caller];
     const auto call = callees.find(callee);
     if (call == callees.end()) return false;

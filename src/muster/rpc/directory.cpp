@@ -94,7 +94,7 @@ Result<> Directory::join(const WorkerRecord& self, const Deadline& deadline) {
   const std::string& name = self.worker.name;
   const Bytes record = encode(self);
   MUSTER_TRY(store_->set(fmt::format("id/{}", self.worker.id), as_bytes(name), deadline));
-  Bytes expected;  // by the store: no worker has the name
+  Bytes expected;  // what the key should have now; empty: nothing
   while (true) {
     MUSTER_ASSIGN(const Bytes present, store_->compare_set(name_key(name), expected, record, deadline));
     if (present == record) return {};
