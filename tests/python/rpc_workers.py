@@ -33,7 +33,6 @@ def run_workers(
     over: str | None = None,
     lost: tuple[int, ...] = (),
     timeout: float = 120,
-    leaks: bool = False,
     **init: Any,
 ) -> list[Any]:
     """Runs body(rank, *arguments) in workers "w0", "w1" and so on, which then shut down together. Returns the results
@@ -42,11 +41,10 @@ def run_workers(
     fixed: the job has a world_size.
     over: the workers use a process group of this backend.
     lost: ranks that are expected to die without an answer.
-    leaks: what the workers hold after shutdown() is not compared with what they held before init_rpc().
     """
     with tempfile.TemporaryDirectory() as folder:
         own = [(rank, size if fixed else None, f"{folder}/store") for rank in range(size)]
-        return run_processes(_worker_main, own, (init, body, arguments, over and (over, size), leaks), lost, timeout)
+        return run_processes(_worker_main, own, (init, body, arguments, over and (over, size)), lost, timeout)
 
 
 def _held() -> Counter[str]:
@@ -85,7 +83,6 @@ def _worker_main(
     body: Callable[..., Any],
     arguments: tuple[Any, ...],
     over: tuple[str, int] | None,
-    leaks: bool,
 ) -> None:
     torch.set_num_threads(1)
     os.environ.pop("MUSTER_STORE", None)
@@ -102,7 +99,7 @@ def _worker_main(
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=size, store=dist.FileStore(store), **init)
         result = body(rank, *arguments)
         rpc.shutdown()
-        if not over and not leaks:  # the process group stays
+        if not over:  # the process group stays
             leaked = _leaked(before)
             assert not leaked, f"shutdown() left {sorted(leaked.elements())}"
         answer.send((None, pickle.dumps(result)))

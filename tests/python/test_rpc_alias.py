@@ -127,7 +127,7 @@ def _check(rank: int) -> None:
 
 
 def test_what_cannot_travel_by_reference() -> None:
-    run_workers(2, _check, leaks=True)  # about once in ten runs the agent outlives shutdown(), and it is not known why
+    run_workers(2, _check)
 
 
 def _die(rank: int) -> int | None:

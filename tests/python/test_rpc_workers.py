@@ -17,11 +17,12 @@ import forks
 import pytest
 import torch
 from conftest import Run
-from launching import Launch, free_port
+from launching import Launch, free_port, wait_until
 from rpc_workers import run_workers
 
 import muster
 from muster import rpc
+from muster.rpc import _calls, _leaving
 
 forks.preload("muster.rpc")
 
@@ -151,6 +152,26 @@ _released = threading.Event()  # of this process
 @rpc.export
 def release() -> None:
     _released.set()
+
+
+def _watches_too_late(rank: int) -> None:
+    _, other = (worker.name for worker in rpc.workers())
+    if other == f"w{rank}":
+        assert _released.wait(60)
+        return
+    call = _calls.rpc_async
+
+    def call_once_it_has_left(to: Any, func: Any, **options: Any) -> Any:
+        if func is _leaving.watch:
+            rpc.rpc_one_way(other, release)
+            wait_until(lambda: len(rpc.workers()) == 1)
+        return call(to, func, **options)
+
+    _calls.rpc_async = call_once_it_has_left  # type: ignore[assignment]
+
+
+def test_a_worker_that_has_left_before_it_is_watched_leaks_nothing() -> None:
+    run_workers(2, _watches_too_late)
 
 
 @rpc.export

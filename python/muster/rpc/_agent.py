@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup, Store
 
+    from muster.rpc import _leaving
+
 _OWN_BACKENDS = ("muster", "tensorpipe", "backendtype.tensorpipe")
 LONGEST = 365 * 86_400.0  # seconds, of a wait without a limit
 _LAST_WAIT = 2.0  # for workers that have left already, but not yet this process's store
@@ -77,6 +79,7 @@ class _Worker(NamedTuple):
     pid: int
     own_store: Store | None  # where the workers have met, if one of them serves it
     at_exit: util.Finalize
+    leaving: _leaving.State
 
 
 _lock = threading.Lock()
@@ -110,6 +113,8 @@ def init_rpc(
     Raises ValueError if this process is a worker already, muster.Error if a living worker has the name, and
     muster.TimeoutError if workers are missing.
     """
+    from muster.rpc import _leaving
+
     over_group = str(backend).lower() == "process_group"
     if backend is not None and not over_group and str(backend).lower() not in _OWN_BACKENDS:
         raise ValueError(f"muster.rpc has no backend {backend!r}: it has 'muster' and 'process_group'")
@@ -135,10 +140,8 @@ def init_rpc(
             _native_options(options, name, join_timeout, world_size is not None), store, process_group, options.lease
         )
         at_exit = util.Finalize(None, _leave_at_exit, args=(agent, os.getpid()), exitpriority=0)
-        _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store, at_exit)
-        from muster.rpc import _leaving
-
-        _leaving.reset()
+        leaving = _leaving.State()
+        _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store, at_exit, leaving)
     if world_size is not None:
         try:
             agent.barrier("joined", world_size, join_timeout)

@@ -21,8 +21,8 @@ from muster.rpc._future import Future
 _REPORT_TIME = 5.0
 
 
-class _State:
-    """Of this process. A new one for each worker that it becomes."""
+class State:
+    """What a worker knows of the end of its job. It ends with the worker: a failure keeps the call that has failed."""
 
     def __init__(self) -> None:
         self.shutting_down: Future[None] = Future()
@@ -38,40 +38,33 @@ class _State:
             self.all_known.set()
 
 
-_state = _State()
-
-
-def reset() -> None:
-    global _state
-    _state = _State()
-
-
 def leave_together(name: str, world_size: int, timeout: float) -> None:
     """Returns when all workers have called it. Raises what has ended a worker before that."""
-    _state.shutting_down.set_result(None)
+    state = _agent.current().leaving
+    state.shutting_down.set_result(None)
     _agent.current().agent.wait_for_calls(timeout)  # so functions that these calls run find all workers
     collector = workers()[0]
     try:
         _calls.rpc_sync(collector, leave, (name, world_size), timeout=timeout)
     except BaseException:
         if collector.name == name:
-            _state.all_known.wait(_REPORT_TIME)
+            state.all_known.wait(_REPORT_TIME)
         raise
     finally:
-        if _state.watching is not None:
-            _state.watching.join()  # a thread that is in a call when the interpreter ends would abort the process
+        if state.watching is not None:
+            state.watching.join()  # a thread that is in a call when the interpreter ends would abort the process
 
 
 @export
 @functions.async_execution
 def watch() -> Future[None]:
-    return _state.shutting_down
+    return _agent.current().leaving.shutting_down
 
 
 @export
 @functions.async_execution
 def leave(name: str, world_size: int) -> Future[None]:
-    state = _state
+    state = _agent.current().leaving
     done: Future[None] = Future()
     with state.lock:
         first = not state.arrivals
@@ -90,7 +83,7 @@ def leave(name: str, world_size: int) -> Future[None]:
     return done
 
 
-def _watch_others(state: _State, world_size: int) -> None:
+def _watch_others(state: State, world_size: int) -> None:
     try:
         present = workers()
     except muster_errors.Error:
@@ -101,7 +94,7 @@ def _watch_others(state: _State, world_size: int) -> None:
             future.add_done_callback(functools.partial(_on_end, state, world_size, worker.name))
 
 
-def _on_end(state: _State, world_size: int, name: str, future: Future[Any]) -> None:
+def _on_end(state: State, world_size: int, name: str, future: Future[Any]) -> None:
     try:
         future.wait()
     except Exception as error:
