@@ -13,7 +13,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 const char* name(NodeEvent::Kind kind) {
-  constexpr const char* kNames[] = {"join", "alive", "done", "failed", "stopped", "end", "leave", "bye", "killed"};
+  constexpr const char* kNames[] = {"join", "alive", "done", "failed", "stopped",
+                                    "end",  "leave", "bye",  "move",   "killed"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -46,7 +47,7 @@ class AgentState : public ::testing::Test {
   AgentStateMachine state_{actions_, "host", /*elastic=*/true};
 
   void join(bool moves = true) {
-    state_.root_found({"tcp://root:1", false, moves, true});
+    state_.root_found({.url = "tcp://root:1", .moves = moves});
     take();
   }
   void run(int generation = 0, bool moves = true) {
@@ -189,7 +190,7 @@ TEST_F(AgentState, EndsWithARootThatIsNotReplaced) {
 }
 
 TEST_F(AgentState, ConnectsToAFixedRootWithoutTheProxy) {
-  state_.root_found({"tcp://root:1", false, /*moves=*/false, /*direct=*/false});
+  state_.root_found({.url = "tcp://root:1", .direct = false});
   take();
   lose_root();
   EXPECT_THAT(take(), ElementsAre("reconnect"));
@@ -267,8 +268,8 @@ TEST_F(AgentState, EndsTheJobOnSigtermAtTheRoot) {
   EXPECT_THAT(take(), ElementsAre("join", "send end 0"));
 }
 
-TEST_F(AgentState, HandsOverOnSigtermAtARootThatMoves) {
-  state_.root_found({"tcp://root:1", /*is_here=*/true, /*moves=*/true});
+TEST_F(AgentState, HandsOverOnSigtermAtARootThatMayLeave) {
+  state_.root_found({.url = "tcp://root:1", .is_here = true, .may_leave = true});
   start(0);
   take();
   state_.signaled(SIGTERM, false);
@@ -282,8 +283,23 @@ TEST_F(AgentState, HandsOverOnSigtermAtARootThatMoves) {
   EXPECT_EQ(state_.outcome()->status, 128 + SIGTERM);
 }
 
+TEST_F(AgentState, FollowsARootThatLeaves) {
+  run();
+  job_event(JobEvent::Kind::kMoved);
+  EXPECT_EQ(state_.phase(), AgentPhase::kStopping);
+  EXPECT_THAT(take(), ElementsAre("stop"));
+  EXPECT_THAT(actions_.notices, ElementsAre(HasSubstr("tcp://root:1 leaves")));
+  lose_root();
+  state_.workers_gone();
+  EXPECT_EQ(state_.phase(), AgentPhase::kConnecting);
+  EXPECT_THAT(take(), ElementsAre("send stopped 0", "reconnect"));
+  join();
+  job_event(JobEvent::Kind::kMoved);
+  EXPECT_THAT(take(), ElementsAre("reconnect")) << "there are no workers to stop";
+}
+
 TEST_F(AgentState, HandsOverNothingIfTooFewNodesAreLeft) {
-  state_.root_found({"tcp://root:1", /*is_here=*/true, /*moves=*/true});
+  state_.root_found({.url = "tcp://root:1", .is_here = true, .may_leave = true});
   start(0);
   state_.signaled(SIGTERM, false);
   outcome(143);

@@ -377,6 +377,28 @@ TEST_F(Rendezvouses, ANewRootContinuesWithTheRemainingNodes) {
   EXPECT_EQ(order(), "bcd");
 }
 
+TEST_F(Rendezvouses, ARootThatLeavesTellsAllNodesToMove) {
+  make(1, 3);
+  join("a");
+  join("b");
+  join("c");
+  send(NodeEvent::Kind::kLeave, "a");
+  for (const char* id : {"a", "b", "c"}) send(NodeEvent::Kind::kStopped, id);
+  EXPECT_THAT(send(NodeEvent::Kind::kMove, "a"), Are(JobEvent::Kind::kMoved));
+  EXPECT_THAT(send(NodeEvent::Kind::kMove, "a"), IsEmpty());
+  EXPECT_FALSE(rendezvous_->over());
+  EXPECT_FALSE(rendezvous_->all_left());
+  const auto told = join("d");
+  ASSERT_THAT(told, Are(JobEvent::Kind::kMoved));
+  EXPECT_EQ(told.front().id, "d");
+  send(NodeEvent::Kind::kBye, "d");
+  send(NodeEvent::Kind::kLeave, "b");
+  EXPECT_FALSE(rendezvous_->all_left());
+  EXPECT_THAT(send(NodeEvent::Kind::kBye, "c"), IsEmpty());
+  EXPECT_TRUE(rendezvous_->all_left()) << "a and b leave the job, and need no other root";
+  EXPECT_THAT(wait(1000s), IsEmpty());
+}
+
 TEST_F(Rendezvouses, RolesAreCountedOnTheirOwn) {
   make(3, 3);
   for (const auto& [id, role, nproc] : {std::tuple{"a", "actor", 2}, {"b", "learner", 3}, {"c", "actor", 4}}) {

@@ -1,6 +1,7 @@
 """Tests `muster run` on several hosts, in network namespaces: a barrier through tiers, and the loss of a host."""
 
 import secrets
+import signal
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,48 @@ def test_a_vanished_host_is_named_and_others_continue(tmp_path: Path) -> None:
             # The host that was cut off also gives up: it has lost the root.
             assert jobs[2].finish() == 1
             assert "lost the job's store at tcp://10.78.0.1:29517" in jobs[2].err
+        finally:
+            for job in jobs:
+                job.close()
+
+
+@pytest.mark.parametrize("tiers", [(), ("--enable-tiered-parallel-tcpstore", "--store-fanout=1")])
+def test_the_root_of_an_elastic_job_hands_over_twice(tmp_path: Path, tiers: tuple[str, ...]) -> None:
+    secret = secrets.token_hex(32)
+    enough = tmp_path / "enough"
+    wait = f"while [ ! -e {enough} ]; do sleep 0.05; done"
+    code = f"echo generation $MUSTER_GENERATION of $WORLD_SIZE; {BARRIER.replace('exec ', '')} && {wait}"
+    words = ("--nnodes=2:3", "--rdzv-conf=last_call_timeout=1000,heartbeat_timeout=1000", "--nproc-per-node=1", *tiers)
+    with hosts_on_a_switch(3) as hosts:
+        jobs = []
+
+        def join(host: Host) -> Job:
+            jobs.append(start(host, hosts[0], secret, *words, code=code))
+            return jobs[-1]
+
+        try:
+            first, second, third = map(join, hosts)
+            for job in (first, second, third):
+                job.expect("generation 0 of 3")
+            first.send(signal.SIGTERM)
+            for job in (second, third):
+                job.expect("generation 1 of 2")
+            assert first.finish() == 143
+            again = join(hosts[0])  # it knows only the address where the root was
+            for job in (second, third, again):
+                job.expect("generation 2 of 3")
+            assert "this node runs the job's root now" not in again.err
+            (root,) = (job for job in (second, third) if "this node runs the job's root now" in job.err)
+            root.send(signal.SIGTERM)
+            rest = [job for job in (second, third, again) if job is not root]
+            for job in rest:
+                job.expect("generation 3 of 2")
+            assert root.finish() == 143
+            enough.touch()
+            assert [job.finish() for job in rest] == [0, 0], rest[0].err + rest[1].err
+            for job in jobs:
+                assert "restart 1" not in job.err
+                assert job.left_behind() == []
         finally:
             for job in jobs:
                 job.close()

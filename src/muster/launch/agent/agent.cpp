@@ -51,7 +51,7 @@ class Agent : AgentActions {
 
  private:
   // AgentActions
-  void reconnect() override;
+  void reconnect() override { root_.reconnect(); }
   void join() override;
   void send(NodeEvent event) override { root_.send(std::move(event)); }
   Result<> start_workers(const Assignment& assignment) override;
@@ -177,7 +177,11 @@ void Agent::on_connected(const Result<>& connected) {
   }
   if (!command_) return state_.start_failed(command_.error());
   const NodeStore& node = root_.node();
-  state_.root_found({several() ? node.root_url : node.url, node.root, node.root_moves, node.direct});
+  state_.root_found({.url = several() ? node.root_url : node.url,
+                     .is_here = node.root,
+                     .moves = node.root_moves,
+                     .may_leave = node.root_moves || options_.rdzv_url.empty(),
+                     .direct = node.direct});
 }
 
 void Agent::on_signal(int number) {
@@ -187,11 +191,6 @@ void Agent::on_signal(int number) {
   if (!state_.has_workers()) return;
   console_.notice(name + " on host " + host_ + ": passed to the workers");
   supervisor_->forward(number);
-}
-
-void Agent::reconnect() {
-  root_.disconnect();
-  root_.connect(/*again=*/true);
 }
 
 void Agent::join() {
@@ -281,7 +280,7 @@ int Agent::run() {
     const bool wrong_option = command_ && ready.error().code == ErrorCode::kInvalidArgument;
     state_.finish({wrong_option ? 2 : exit_status(ready.error()), ready.error().message});
   } else {
-    root_.connect(/*again=*/false);
+    root_.connect();
   }
   const auto done = [this] {
     if (supervisor_ && supervisor_->gone()) state_.workers_gone();
@@ -296,9 +295,10 @@ int Agent::run() {
   supervisor_.reset();  // restores the default effect of signals
   for (const int number : kForwardedSignals)
     if (!options_.ends_job(number)) ::signal(number, SIG_IGN);  // there is no worker any more that could get it
-  if (state_.hands_over() && root_.hand_over()) return outcome.status;
+  const Duration patience = options_.shutdown_timeout + options_.close_timeout;
+  if (state_.hands_over() && root_.hand_over(patience)) return outcome.status;
   // Nodes that have not joined yet must hear that the command of this node cannot run.
-  root_.leave(command_ ? 0 : options_.nnodes_min, options_.shutdown_timeout + options_.close_timeout);
+  root_.leave(command_ ? 0 : options_.nnodes_min, patience);
   return outcome.status;
 }
 

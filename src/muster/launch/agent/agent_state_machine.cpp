@@ -35,7 +35,7 @@ void AgentStateMachine::root_lost(const Error& why) {
   root_loss_.clear();
   if (!root_.moves) {
     root_loss_ = fmt::format(
-        "lost the job's store at {}: the `muster run` of node 0 has ended, or its host cannot be reached", root_.url);
+        "lost the job's store at {}: the `muster run` there has ended, or its host cannot be reached", root_.url);
     if (root_.direct) return finish_without_root({1, root_loss_});
   }
   say(fmt::format("lost the job's root at {} ({}): looking for {}", root_.url, why.message,
@@ -61,6 +61,10 @@ void AgentStateMachine::job_event(const JobEvent& event, const std::optional<Ass
     case JobEvent::Kind::kEvicted:
       say("the job's root has evicted this node after missed heartbeats: joining again");
       return stop(AfterStop::kRejoin);
+    case JobEvent::Kind::kMoved:
+      root_loss_.clear();
+      say("the job's root at " + root_.url + " leaves: looking for its successor");
+      return stop(AfterStop::kReconnect);
     case JobEvent::Kind::kProgress:
       if (!has_workers()) actions_.progress(event.text);
   }
@@ -121,7 +125,7 @@ void AgentStateMachine::signaled(int number, bool monitor_is_gone) {
   const std::string signal = signal_name(number) + " on host " + host_;
   const bool has_root = phase_ != AgentPhase::kConnecting;
   // SIGTERM means that the system takes this host away. An elastic job continues if enough other nodes are left.
-  const bool can_leave = has_root && (!root_.is_here || root_.moves);
+  const bool can_leave = has_root && (!root_.is_here || root_.may_leave);
   if (number == SIGTERM && elastic_ && can_leave) return leave(number, signal);
   const int for_workers = is_forwarded(number) ? number : SIGTERM;
   end({128 + number, signal + ": stopping the workers (once more kills them)"}, for_workers);

@@ -22,7 +22,8 @@ enum class AgentPhase {
 class AgentActions {
  public:
   virtual ~AgentActions() = default;
-  /// Disconnects from the lost root and looks for the next one. root_found() or root_not_found() follows.
+  /// Disconnects from the root that was lost or moves, and looks for the next one. root_found() or root_not_found()
+  /// follows.
   virtual void reconnect() = 0;
   virtual void join() = 0;
   /// Sends an event to the root. Without a root the event is dropped.
@@ -41,9 +42,10 @@ class AgentActions {
 /// Where the root is, and what its loss means for this node.
 struct RootInfo {
   std::string url;
-  bool is_here = false;  ///< this node is the root
-  bool moves = false;    ///< another node becomes the root when this one is lost
-  bool direct = true;    ///< no other node's proxy is between this node and the root
+  bool is_here = false;    ///< this node is the root
+  bool moves = false;      ///< another node becomes the root when this one is lost
+  bool may_leave = false;  ///< an elastic job goes on at another root if this one leaves
+  bool direct = true;      ///< no other node's proxy is between this node and the root
 };
 
 /// Decides what one node's agent does, from the first search for the root to the job's outcome. It uses no store, no
@@ -54,20 +56,21 @@ struct RootInfo {
 ///                root not found                               kDone
 ///   kJoining     start                                        kRunning
 ///                evicted                                      kJoining (joins again)
-///                root lost                                    kConnecting
+///                root lost or moved                           kConnecting
 ///                SIGTERM of an elastic job's node (1)         kDone (tells the root that it leaves)
-///   kRunning     stop, evicted, root lost                     kStopping
+///   kRunning     stop, evicted, root lost or moved            kStopping
 ///                SIGTERM of an elastic job's node (1)         kLeaving
-///   kLeaving     stop, evicted, root lost, second signal      kStopping
+///   kLeaving     stop, evicted, root lost or moved,
+///                second signal                                kStopping
 ///   kStopping    workers gone: generation was stopped         kJoining
 ///                              evicted                        kJoining (joins again)
-///                              root lost                      kConnecting
+///                              root lost or moved             kConnecting
 ///                              this node leaves               kDone
 ///   with workers an outcome, or a signal                      kEnding
 ///   without      an outcome, or a signal                      kDone
 ///   kEnding      workers gone                                 kDone
 ///
-/// (1) A root that does not move ends the job.
+/// (1) A root that may not leave ends the job.
 class AgentStateMachine {
  public:
   AgentStateMachine(AgentActions& actions, std::string host, bool elastic)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -59,16 +60,18 @@ std::string host_of(const std::string& url) {
 /// external store), and on two of them a node may find the root or become it.
 class Bootstrap {
  public:
-  Bootstrap(const RunOptions& options, const NodeStoreEvents& events, bool direct)
+  Bootstrap(const RunOptions& options, const NodeStoreEvents& events, LastRoot last)
       : options_(options),
         events_(events),
-        direct_(direct),
-        root_is_fixed_(direct && (options.rdzv_url.empty() || options.rdzv_url.starts_with("file:"))),
-        deadline_(Deadline::after(root_is_fixed_ ? options.heartbeat_timeout : options.timeout)) {}
+        last_(std::move(last)),
+        root_is_fixed_(!last_.url.empty() && !last_.leaves &&
+                       (options.rdzv_url.empty() || options.rdzv_url.starts_with("file:"))),
+        deadline_(Deadline::after(root_is_fixed_ || last_.leaves ? options.heartbeat_timeout : options.timeout)) {}
 
   Result<NodeStore> open() {
     node_.secret = options_.secret;
     MUSTER_TRY(options_.nnodes_max == 1    ? as_single_node()
+               : last_.leaves              ? by_last_root()
                : options_.rdzv_url.empty() ? by_address()
                                            : by_external_store());
     if (options_.nnodes_max > 1 && node_.root && node_.secret.empty())
@@ -90,7 +93,9 @@ class Bootstrap {
 
   Result<> by_address() {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
-    MUSTER_ASSIGN(const Address master, resolve_with_retries(options_.master_addr, options_.master_port));
+    MUSTER_ASSIGN(const Address master, root_is_fixed_
+                                            ? address_of(last_.url)
+                                            : resolve_with_retries(options_.master_addr, options_.master_port));
     MUSTER_TRY(find_interface(master));
     const bool has_address = options_.node_rank ? *options_.node_rank == 0 : is_local(master);
     const bool may_serve = options_.is_host.value_or(has_address) && !root_is_fixed_;
@@ -107,11 +112,29 @@ class Bootstrap {
     MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
     const std::string host = host_of(options_.rdzv_url);
     MUSTER_ASSIGN(const Address towards, host.empty() ? outward_address() : resolve_one("--rdzv-endpoint", host, 1));
-    auto external_store = open_external_store();
+    auto external_store = open_external_store(options_.rdzv_url);
     if (!external_store) return fail(external_store.error().code, "--rdzv-endpoint: " + external_store.error().message);
     node_.external_store = std::move(*external_store);
     node_.root_moves =
         !options_.rdzv_url.starts_with("file:");  // a file store has no claims, so it cannot show the loss of a root
+    return by_external_store(towards, options_.rdzv_url);
+  }
+
+  // The store of a root that leaves shows where the next one is, as an external store does.
+  Result<> by_last_root() {
+    MUSTER_ASSIGN(node_.tls, TlsContext::from_environment());
+    MUSTER_ASSIGN(const Address towards, address_of(last_.url));
+    auto last_store = open_external_store(last_.url);
+    if (!last_store)
+      return fail(last_store.error().code, "the root at " + last_.url +
+                                               " has ended before this node has found its "
+                                               "successor: " +
+                                               last_store.error().message);
+    node_.external_store = std::move(*last_store);
+    return by_external_store(towards, last_.url);
+  }
+
+  Result<> by_external_store(const Address& towards, const std::string& url) {
     MUSTER_TRY(find_interface(towards));
     Error last{ErrorCode::kTimeout, "the timeout passed", kNoRank, ""};
     while (!cancelled() && !deadline_.passed()) {
@@ -123,15 +146,14 @@ class Bootstrap {
       last = done.error();
     }
     if (cancelled()) return stopped();
-    return fail(ErrorCode::kTimeout,
-                fmt::format("no root of the job was found through {} within {:g} s ({})",
-                            without_password(options_.rdzv_url), seconds(options_.timeout), last.message));
+    return fail(ErrorCode::kTimeout, fmt::format("no root of the job was found through {} within {:g} s ({})",
+                                                 without_password(url), seconds(options_.timeout), last.message));
   }
 
   // Retries after a timeout, because a silent store may only be slow. Other errors are final.
-  Result<std::unique_ptr<Store>> open_external_store() {
+  Result<std::unique_ptr<Store>> open_external_store(const std::string& url) {
     for (Duration patience = kSlice;; patience = std::min(2 * patience, kMaxSlice)) {
-      auto external_store = open_store(options_.rdzv_url, options_.secret, slice(patience));
+      auto external_store = open_store(url, options_.secret, slice(patience));
       const bool silent = !external_store && external_store.error().code == ErrorCode::kTimeout;
       if (!silent || deadline_.passed()) return external_store;
       if (cancelled()) return stopped();
@@ -171,6 +193,7 @@ class Bootstrap {
     }
   }
 
+  static Result<Address> address_of(const std::string& url) { return Address::parse(url.substr(strlen("tcp://"))); }
   Key claim_name() const { return JobKeys(options_.run_id).root(); }
 
   Result<std::string> claimed_root() {
@@ -189,19 +212,22 @@ class Bootstrap {
     MUSTER_ASSIGN(const Address listen, own.empty() ? local_address_towards(towards) : interface_address(own));
     // The server starts before the claim, because the claim contains its address.
     StoreServerOptions server = server_options();
-    server.muster_listen.push_back(listen.with_port(0));
-    MUSTER_TRY(start_server(std::move(server), Deadline::after(kServerStartTime)));
+    server.muster_listen.push_back(listen.with_port(last_.leaves ? options_.master_port : 0));
+    auto started = start_server(server, Deadline::after(kServerStartTime));
+    if (!started && last_.leaves) {  // a firewall may know that port only, but the last root may be on this host
+      server.muster_listen.back() = listen.with_port(0);
+      started = start_server(std::move(server), Deadline::after(kServerStartTime));
+    }
+    MUSTER_TRY(std::move(started));
     node_.root_url = tcp_url(node_.server->muster_addresses().back());
     const Deadline deadline = Deadline::after(kServerStartTime);
-    auto claim =
-        node_.external_store->claim(claim_name(), as_bytes(node_.root_url), options_.heartbeat_timeout, deadline);
-    if (claim) {
-      node_.claim = std::move(*claim);
+    if (node_.root_moves) {
+      MUSTER_ASSIGN(node_.claim, node_.external_store->claim(claim_name(), as_bytes(node_.root_url),
+                                                             options_.heartbeat_timeout, deadline));
       node_.root = true;
       return {};
     }
-    if (claim.error().code != ErrorCode::kUnsupported) return tl::unexpected(claim.error());
-    // This store has no claims. The node that stores its address first becomes the root.
+    // The node that stores its address first becomes the root.
     MUSTER_ASSIGN(const Bytes holds,
                   node_.external_store->compare_set(claim_name(), {}, as_bytes(node_.root_url), deadline));
     node_.root = to_string(holds) == node_.root_url;
@@ -261,7 +287,7 @@ class Bootstrap {
     StoreServerOptions server = server_options();
     server.tiered = options_.tiered;
     server.upstream = root_url;
-    if (options_.store_fanout == 0 || direct_) return start_server(std::move(server), deadline);
+    if (options_.store_fanout == 0 || !last_.url.empty()) return start_server(std::move(server), deadline);
     return start_tier(std::move(server), deadline);
   }
 
@@ -324,7 +350,7 @@ class Bootstrap {
 
   const RunOptions& options_;
   const NodeStoreEvents& events_;
-  const bool direct_;
+  const LastRoot last_;
   const bool root_is_fixed_;  // true: reconnects to a root that no other node replaces
   const Deadline deadline_;
   NodeStore node_;
@@ -346,8 +372,8 @@ Result<> NodeStore::open_generation(int generation, uint16_t port) {
   return {};
 }
 
-Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct) {
-  return Bootstrap(options, events, direct).open();
+Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, LastRoot last) {
+  return Bootstrap(options, events, std::move(last)).open();
 }
 
 }  // namespace muster

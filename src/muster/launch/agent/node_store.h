@@ -16,7 +16,7 @@ namespace muster {
 /// Only the root's authenticated listener is open on the network, and only if there are several nodes. A record of what
 /// opening the store has found out.
 struct NodeStore {
-  /// The store of --rdzv-endpoint, where nodes find the root. Null if node 0 is the root.
+  /// The store of --rdzv-endpoint, or that of a root that leaves, where nodes find the root. Null if there is none.
   std::unique_ptr<Store> external_store;
   std::unique_ptr<TtlLock> claim;  ///< to be the root; null on other nodes, and if claims do not end with their holder
   std::unique_ptr<StoreServer> server;
@@ -44,12 +44,19 @@ struct NodeStoreEvents {
   const std::atomic<bool>* cancelled = nullptr;  ///< if set, stop within a second, or a few seconds for a silent store
 };
 
+/// The root that a node had.
+struct LastRoot {
+  std::string url;      ///< empty: none
+  bool leaves = false;  ///< it has told its nodes to move; else it was lost
+};
+
 /// Finds the root or becomes it. Without an external store the root is node 0, or without node ranks the first node on
 /// the host with the address --master-addr. With an external store the root is the node that has the claim there. Other
 /// nodes wait for the root until options.timeout.
-/// `direct`: reconnects after the root was lost, without a proxy in between. A root that does not move is not replaced
-/// then, and must answer within options.heartbeat_timeout.
+/// `last`: if that root leaves, its store is the external store: the first node that asks there becomes the root. If it
+/// was lost, and does not move, it must answer within options.heartbeat_timeout, because no other node replaces it.
+/// There is no proxy in between then.
 /// kUnavailable: a host is unknown or a port is in use; the message names it.
-Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, bool direct = false);
+Result<NodeStore> open_node_store(const RunOptions& options, const NodeStoreEvents& events, LastRoot last = {});
 
 }  // namespace muster

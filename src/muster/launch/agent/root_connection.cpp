@@ -1,5 +1,7 @@
 #include "muster/launch/agent/root_connection.h"
 
+#include <fmt/format.h>
+
 #include "muster/io/connect/handshake.h"
 
 namespace muster {
@@ -26,20 +28,32 @@ RootConnection::~RootConnection() {
 // The server is destroyed before the client: this ends the waits of the client's threads, even if the root is gone.
 void RootConnection::disconnect() {
   claim_timer_.stop();
+  former_address_.reset();
   coordinator_.reset();
   node_.server.reset();
   client_.reset();
   node_.give_up_root(options_.run_id, Deadline::after(kShutdownTime));
   node_ = {};
+  moved_to_.reset();
   status_.write("", {});
 }
 
-void RootConnection::connect(bool again) {
-  connector_ = std::thread([this, again] {
+void RootConnection::reconnect() {
+  last_ = {node_.root_url, moved_to_.has_value()};
+  if (last_.leaves && node_.root) {  // this root has learned of another one
+    last_ = {*moved_to_, false};
+    leave(0, kShutdownTime);
+  }
+  disconnect();
+  connect();
+}
+
+void RootConnection::connect() {
+  connector_ = std::thread([this] {
     const NodeStoreEvents events{
         [this](std::string text) { loop_.post([this, text = std::move(text)] { events_.notice(text); }); },
         &cancelled_};
-    opened_ = open_node_store(options_, events, again);
+    opened_ = open_node_store(options_, events, last_);
     loop_.post([this] {
       connector_.join();
       events_.connected(open());
@@ -51,20 +65,46 @@ Result<> RootConnection::open() {
   MUSTER_ASSIGN(node_, *std::exchange(opened_, std::nullopt));
   death_notice_.prepare({node_.upstream, node_.session, node_.root_url, JobKeys(options_.run_id).inbox(),
                          encode(NodeEvent{NodeEvent::Kind::kKilled, id_})});
-  const auto lost = [this](const Error& why) { loop_.post([this, why] { events_.lost(why); }); };
-  if (node_.root) {
-    MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
-    MUSTER_ASSIGN(coordinator_, Coordinator::start(std::move(store), options_.run_id, rendezvous_options(options_),
-                                                   {node_.external_store.get(), node_.claim.get()}, lost));
-    if (node_.claim) watch_claim();
-  }
+  const std::unique_ptr<Store> last_root = last_.leaves ? std::move(node_.external_store) : nullptr;
+  if (node_.root) MUSTER_TRY(become_root(last_root.get()));
   MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
   const auto job_event = [this](const JobEvent& event, const std::optional<Assignment>& assignment) {
-    loop_.post([this, event, assignment] { events_.job_event(event, assignment); });
+    loop_.post([this, event, assignment] {
+      if (event.kind == JobEvent::Kind::kMoved) moved_to_ = event.text;
+      events_.job_event(event, assignment);
+    });
   };
+  const auto lost = [this](const Error& why) { loop_.post([this, why] { events_.lost(why); }); };
   MUSTER_ASSIGN(client_, RendezvousClient::start(std::move(store), {options_.run_id, id_, options_.heartbeat_timeout},
                                                  {job_event, lost}));
   status_.write(node_.url, node_.secret);
+  if (!last_root) return {};
+  const JobKeys keys(options_.run_id);
+  return last_root->queue_push(keys.inbox(), encode(NodeEvent{NodeEvent::Kind::kBye, id_}),
+                               Deadline::after(kShutdownTime));
+}
+
+// `last_root`: the store of a root that leaves, or null.
+Result<> RootConnection::become_root(Store* last_root) {
+  const Deadline deadline = Deadline::after(kLeaveTime);
+  MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, deadline));
+  if (last_root != nullptr) {
+    const JobKeys keys(options_.run_id);
+    MUSTER_ASSIGN(const bool began, last_root->check({keys.persisted_state()}, deadline));
+    if (began) {
+      MUSTER_ASSIGN(const Bytes state, last_root->get(keys.persisted_state(), deadline));
+      MUSTER_TRY(store->set(keys.persisted_state(), state, deadline));
+    }
+    former_address_.emplace(options_, node_.secret, node_.root_url);
+    events_.notice(
+        fmt::format("this node runs the job's root now, at {}; nodes that join later find it there, or with "
+                    "a `muster run` at {}:{}",
+                    node_.root_url, options_.master_addr, options_.master_port));
+  }
+  const auto failed = [this](const Error& why) { loop_.post([this, why] { events_.lost(why); }); };
+  MUSTER_ASSIGN(coordinator_, Coordinator::start(std::move(store), options_.run_id, rendezvous_options(options_),
+                                                 {node_.external_store.get(), node_.claim.get()}, failed));
+  if (node_.claim) watch_claim();
   return {};
 }
 
@@ -90,9 +130,14 @@ void RootConnection::join(NodeInfo node) {
   if (client_) client_->join(std::move(node));
 }
 
-bool RootConnection::hand_over() {
+bool RootConnection::hand_over(Duration patience) {
   const Deadline deadline = Deadline::after(kShutdownTime);
-  return !(client_ && client_->flush(deadline) && coordinator_ && coordinator_->await_over(deadline));
+  if (!client_ || !coordinator_) return true;
+  if (!node_.root_moves) client_->send({NodeEvent::Kind::kMove});
+  if (!client_->flush(deadline)) return true;
+  if (coordinator_->await_over(deadline)) return false;
+  if (!node_.root_moves) await_all_left(0, patience);
+  return true;
 }
 
 void RootConnection::leave(int expected, Duration patience) {
@@ -104,7 +149,10 @@ void RootConnection::leave(int expected, Duration patience) {
   const auto has_tier_below = [this] { return node_.server->stat().clients > 1; };
   if (options_.store_fanout > 0 && !coordinator_)
     while (node_.server && has_tier_below() && !deadline.passed()) loop_.run_once(Deadline::after(kPause));
-  if (!heard || !coordinator_) return;
+  if (heard && coordinator_) await_all_left(expected, patience);
+}
+
+void RootConnection::await_all_left(int expected, Duration patience) {
   const Deadline end = Deadline::after(patience);
   const auto all_left = [&] {
     return coordinator_->await_all_left(expected, end.or_sooner(end.clock().now() + kPause));

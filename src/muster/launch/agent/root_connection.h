@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "muster/launch/agent/death_notice.h"
+#include "muster/launch/agent/former_address.h"
 #include "muster/launch/agent/node_store.h"
 #include "muster/launch/agent/status_file.h"
 #include "muster/launch/rendezvous/coordinator.h"
@@ -18,8 +19,8 @@ namespace muster {
 /// A node's connection to the job's root: finds the root or becomes it, and passes events both ways. For the thread
 /// that drives the loop; all events arrive on that thread.
 ///
-/// It has 13 fields, because it owns a thread, the result of that thread, and objects that must be destroyed in one
-/// order.
+/// It has more than 12 fields, because it owns a thread, the result of that thread, and objects that must be destroyed
+/// in one order.
 class RootConnection {
  public:
   struct Events {
@@ -36,16 +37,16 @@ class RootConnection {
   RootConnection& operator=(const RootConnection&) = delete;
 
   /// Starts a thread that finds the root, because resolving names, connecting and waiting for the root all block.
-  /// `again`: see `direct` of open_node_store().
-  void connect(bool again);
-  void disconnect();
+  void connect();
+  /// Leaves a root that was lost, or that moves, and finds the next one.
+  void reconnect();
   /// Sends an event to the root. Without a root the event is dropped.
   void send(NodeEvent event);
   void publish(const Key& key, const std::string& json);
   void join(NodeInfo node);
-  /// Sends what is queued. Then disconnect() makes another node the root. False if the job is over: then call leave(),
-  /// so that the other nodes hear the outcome.
-  bool hand_over();
+  /// Lets another node become the root, now or when this object is destroyed. Waits at most for `patience` until all
+  /// nodes have moved. False if the job is over: then call leave(), so that the other nodes hear the outcome.
+  bool hand_over(Duration patience);
   /// Tells the root that this node no longer needs it, and waits until no other node needs this node. The root waits
   /// until `expected` nodes have received the outcome, at most for `patience`.
   void leave(int expected, Duration patience);
@@ -53,7 +54,10 @@ class RootConnection {
   NodeStore& node() { return node_; }
 
  private:
+  void disconnect();
   Result<> open();
+  Result<> become_root(Store* last_root);
+  void await_all_left(int expected, Duration patience);
   void watch_claim();
 
   Loop& loop_;
@@ -65,8 +69,11 @@ class RootConnection {
   std::atomic<bool> cancelled_ = false;  // ends the connector's waits
   std::thread connector_;
   std::optional<Result<NodeStore>> opened_;  // written by the connector thread, read after it was joined
+  LastRoot last_;
   NodeStore node_;
+  std::optional<std::string> moved_to_;  // set if the root moves: the next root's address, or empty if it is not known
   std::unique_ptr<Coordinator> coordinator_;
+  std::optional<FormerAddress> former_address_;
   std::unique_ptr<RendezvousClient> client_;
   Timer claim_timer_{loop_};
 };

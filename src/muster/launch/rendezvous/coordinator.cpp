@@ -38,8 +38,8 @@ Result<> read_persisted_state(Store& persisted_state, const Key& key, Rendezvous
 Result<std::unique_ptr<Coordinator>> Coordinator::start(std::unique_ptr<Store> store, const std::string& run_id,
                                                         RendezvousOptions options, Failover failover,
                                                         std::function<void(const Error&)> failed) {
-  if (failover.persisted_state != nullptr)
-    MUSTER_TRY(read_persisted_state(*failover.persisted_state, JobKeys(run_id).persisted_state(), options));
+  if (failover.persisted_state == nullptr) failover.persisted_state = store.get();
+  MUSTER_TRY(read_persisted_state(*failover.persisted_state, JobKeys(run_id).persisted_state(), options));
   std::unique_ptr<Coordinator> made(new Coordinator(std::move(store), run_id, options, failover, std::move(failed)));
   made->thread_ = std::thread([self = made.get()] { self->run(); });
   return made;
@@ -106,7 +106,9 @@ Result<> Coordinator::publish(const std::vector<JobEvent>& events) {
     if (failover_.claim != nullptr && !failover_.claim->held())
       return fail(ErrorCode::kPeerLost, "this node could not renew its claim to be the job's root");
     if (event.kind == JobEvent::Kind::kStart) MUSTER_TRY(publish_start());
-    if (event.kind == JobEvent::Kind::kOutcome && failover_.persisted_state != nullptr)
+    if (event.kind == JobEvent::Kind::kMoved && !event.text.empty())
+      MUSTER_TRY(store_->set(keys_.root(), as_bytes(event.text), store_deadline()));
+    if (event.kind == JobEvent::Kind::kOutcome)
       (void)failover_.persisted_state->delete_key(keys_.persisted_state(), store_deadline());
     MUSTER_TRY(store_->set(keys_.event(++event_count_), encode(event), store_deadline()));
     MUSTER_TRY(store_->add(keys_.event_count(), 1, store_deadline()));
@@ -117,10 +119,8 @@ Result<> Coordinator::publish(const std::vector<JobEvent>& events) {
 
 Result<> Coordinator::publish_start() {
   const int generation = rendezvous_.generation();
-  if (failover_.persisted_state != nullptr) {
-    const json state = {{"generation", generation}, {"restarts", rendezvous_.restarts()}};
-    MUSTER_TRY(failover_.persisted_state->set(keys_.persisted_state(), to_bytes(state.dump()), store_deadline()));
-  }
+  const json state = {{"generation", generation}, {"restarts", rendezvous_.restarts()}};
+  MUSTER_TRY(failover_.persisted_state->set(keys_.persisted_state(), to_bytes(state.dump()), store_deadline()));
   if (generation > 0) MUSTER_TRY(collect_garbage(generation - 1));
   std::vector<Key> keys;
   std::vector<Bytes> values;

@@ -19,7 +19,7 @@ class Coordinator {
  public:
   /// What the next root needs to continue the job. Borrowed.
   struct Failover {
-    /// Holds the generation and the number of restarts; null if no store outlives this root.
+    /// Holds the generation and the number of restarts. Null: the job's own store does.
     Store* persisted_state = nullptr;
     const TtlLock* claim = nullptr;  ///< to be the root; null if no other node can become the root
   };
@@ -33,8 +33,8 @@ class Coordinator {
   Coordinator(const Coordinator&) = delete;
   Coordinator& operator=(const Coordinator&) = delete;
 
-  /// Waits until the job is over, at least `expected` nodes know this, and no node needs the store. False at the
-  /// deadline. Thread-safe.
+  /// Waits until the job is over or has moved, at least `expected` nodes know this, and no node needs the store. False
+  /// at the deadline. Thread-safe.
   bool await_all_left(int expected, const Deadline& deadline);
   /// True if the job is over after all events that are in the inbox now. False at the deadline. Thread-safe.
   bool await_over(const Deadline& deadline);

@@ -49,7 +49,9 @@ JobRendezvous::JobRendezvous(const RendezvousOptions& options, TimePoint now)
 
 std::vector<JobEvent> JobRendezvous::handle(const NodeEvent& event, TimePoint now) {
   if (event.kind == NodeEvent::Kind::kEnd) finish(event.outcome);  // also from a node that has not joined
-  if (event.kind == NodeEvent::Kind::kJoin) {
+  if (event.kind == NodeEvent::Kind::kMove) {
+    move(event.root);
+  } else if (event.kind == NodeEvent::Kind::kJoin) {
     join(event.node, now);
   } else if (const auto found = nodes_.find(event.id); event.kind == NodeEvent::Kind::kKilled) {
     if (found == nodes_.end()) return {};
@@ -97,6 +99,7 @@ void JobRendezvous::join(const NodeInfo& info, TimePoint now) {
   last_progress_.clear();  // sends the progress to this node, too
   expected_ = std::max(expected_, info.last_nnodes - 1);
   if (phase_ == Phase::kOver) return emit({JobEvent::Kind::kOutcome, generation_, info.id, "", outcome_});
+  if (phase_ == Phase::kMoved) return emit({JobEvent::Kind::kMoved, generation_, info.id, next_root_});
   if (phase_ == Phase::kRunning && has_room()) {
     join_deadline_ = std::min(join_deadline_, is_full() ? now : now + options_.join_delay);
     admit(now);
@@ -144,6 +147,7 @@ void JobRendezvous::leave(Node& node, const NodeEvent& event, TimePoint now) {
   if (phase_ == Phase::kOver) return;
   node.leaving = true;  // no later generation includes this node; its kBye will follow
   const auto stays = [](const auto& entry) { return !entry.second.leaving && entry.second.state != State::kDuplicate; };
+  if (phase_ == Phase::kMoved) return;
   if (!elastic() || std::ranges::count_if(nodes_, stays) < options_.min_nodes) return finish(event.outcome);
   if (phase_ != Phase::kRunning || node.state == State::kWaiting) return;
   membership_changed_ = true;
@@ -157,12 +161,24 @@ void JobRendezvous::remove(const std::string& id, const std::string& why, TimePo
   set_state(found->second, State::kWaiting);
   nodes_.erase(found);
   settle_duplicates(id, /*holder_lives=*/false, now);
-  if (!member || phase_ == Phase::kGathering || phase_ == Phase::kOver) return;
+  if (!member || phase_ == Phase::kGathering || phase_ >= Phase::kMoved) return;
   membership_changed_ = true;
   if (phase_ == Phase::kStopping) return continue_when_stopped(now);
   if (!elastic() && restarts_ >= options_.max_restarts) return finish({1, why});
   if (!elastic()) failure_ = {1, why};
   stop(why, now);
+}
+
+void JobRendezvous::move(const std::string& next_root) {
+  if (phase_ >= Phase::kMoved) return;
+  phase_ = Phase::kMoved;
+  next_root_ = next_root;
+  emit({JobEvent::Kind::kMoved, generation_, "", next_root});
+}
+
+bool JobRendezvous::all_left() const {
+  if (phase_ == Phase::kOver) return nodes_.empty();
+  return phase_ == Phase::kMoved && std::ranges::all_of(nodes_, [](const auto& entry) { return entry.second.leaving; });
 }
 
 void JobRendezvous::settle_duplicates(const std::string& holder, bool holder_lives, TimePoint now) {

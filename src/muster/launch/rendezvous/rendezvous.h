@@ -34,6 +34,8 @@ RendezvousOptions rendezvous_options(const RunOptions& options);
 /// not count as a restart, as with torchrun. Nodes keep their order between generations. Nodes without room wait, and
 /// replace a node that is lost.
 ///
+/// A root may leave a job that goes on. It tells all nodes, also those that join later, where the next root is found.
+///
 /// Each restart interrupts all nodes. So a generation that nodes join ends only after `join_delay`, or when there is no
 /// more room. If generations fail one after the other, each within 10 s, the second restart waits 1 s, and each further
 /// one waits twice as long, up to `restart_delay`.
@@ -54,8 +56,8 @@ class JobRendezvous {
   int generation() const { return generation_; }
   int restarts() const { return restarts_; }
   bool over() const { return phase_ == Phase::kOver; }
-  /// True if the job is over and no node needs the store.
-  bool all_left() const { return over() && nodes_.empty(); }
+  /// True if no node needs this root's store any more: the job is over, or goes on at another root.
+  bool all_left() const;
   /// The number of nodes that have left or were lost.
   int departed() const { return departed_; }
 
@@ -70,7 +72,7 @@ class JobRendezvous {
   std::string progress() const;
 
  private:
-  enum class Phase { kGathering, kRunning, kStopping, kOver };
+  enum class Phase { kGathering, kRunning, kStopping, kMoved, kOver };
   enum class State {
     kDuplicate,  // asks for the rank of a node that may be dead
     kWaiting,    // waits for the next generation
@@ -92,6 +94,7 @@ class JobRendezvous {
   void failed(const NodeEvent& event, TimePoint now);
   void leave(Node& node, const NodeEvent& event, TimePoint now);
   void remove(const std::string& id, const std::string& why, TimePoint now);
+  void move(const std::string& next_root);
   void settle_duplicates(const std::string& holder, bool holder_lives, TimePoint now);
 
   void stop(std::string why, TimePoint now);
@@ -124,10 +127,11 @@ class JobRendezvous {
   int duplicates_ = 0, running_ = 0, busy_ = 0;  // busy: kRunning or kDone
   int departed_ = 0;
   bool began_ = false;  // this root has started a generation
-  int expected_ = 0;    // number of nodes that remained after the last root died
+  int expected_ = 0;    // number of nodes that remained after the last root died or left
   Outcome failure_;     // the failure that stops the generation; status 0: none
   bool membership_changed_ = false;
   Outcome outcome_;
+  std::string next_root_;  // its address, if this root knows it
   TimePoint gather_deadline_, next_progress_, repeat_progress_, last_scan_, stop_deadline_;
   std::string last_progress_;
   TimePoint last_call_{INT64_MAX};

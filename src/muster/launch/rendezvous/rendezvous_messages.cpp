@@ -13,8 +13,9 @@ namespace {
 using nlohmann::json;
 
 // The names on the wire, in the order of the enums.
-constexpr std::array kNodeEvents = {"join", "alive", "done", "failed", "stopped", "end", "leave", "bye", "killed"};
-constexpr std::array kJobEvents = {"start", "stop", "outcome", "refused", "forgotten", "progress"};
+constexpr std::array kNodeEvents = {"join", "alive", "done", "failed", "stopped",
+                                    "end",  "leave", "bye",  "move",   "killed"};
+constexpr std::array kJobEvents = {"start", "stop", "outcome", "refused", "forgotten", "moved", "progress"};
 static_assert(kNodeEvents.size() == static_cast<size_t>(NodeEvent::Kind::kKilled) + 1);
 static_assert(kJobEvents.size() == static_cast<size_t>(JobEvent::Kind::kProgress) + 1);
 
@@ -116,6 +117,7 @@ void fields(Archive& archive, NodeEvent& event) {
   if (event.kind == Kind::kJoin) fields(archive, event.node);
   if (event.kind == Kind::kFailed || event.kind == Kind::kEnd || event.kind == Kind::kLeave)
     fields(archive, event.outcome);
+  if (event.kind == Kind::kMove) archive.text("root", event.root);
 }
 
 template <class Archive>

@@ -41,6 +41,7 @@ struct NodeEvent {
     kEnd,      ///< end the job with `outcome` without a restart: the user stopped it, or workers cannot start
     kLeave,    ///< this node leaves; `outcome` is the job's if it cannot continue without this node
     kBye,      ///< this node knows the outcome and needs the store no longer
+    kMove,     ///< the root stops being the root; `root` is the next one's address, or empty if there is none yet
     kKilled,   ///< the agent was killed; sent by its monitor
   };
   Kind kind = Kind::kAlive;
@@ -48,6 +49,7 @@ struct NodeEvent {
   int generation = 0;
   Outcome outcome{};
   NodeInfo node{};
+  std::string root{};
 };
 
 /// An event that the root sends to all agents. All agents get the events in one order.
@@ -58,6 +60,7 @@ struct JobEvent {
     kOutcome,   ///< the job has ended
     kRefused,   ///< node `id` cannot join; `text` is the reason
     kEvicted,   ///< the root got no heartbeats of node `id` and removed it; the node may join again
+    kMoved,     ///< this root leaves: the next root is found through its store. `text`: its address, if it is known
     kProgress,  ///< `text` for the users of waiting nodes
   };
   Kind kind = Kind::kProgress;
@@ -93,8 +96,9 @@ Result<Assignment> parse_assignment(ByteView bytes);
 ///   workers/<g>/<node>     JSON [pid, ...] by local rank
 ///   exit/<g>/<rank>        JSON {host, pid, code, signal} of a worker that has ended
 ///   tier-count, tier/<n>   with --store-fanout: places in the tree of proxies, and the URLs where they listen
-///   root                   in an external store: the URL of the root's store, as a claim
-///   ledger                 in an external store: JSON {generation, restarts}
+///   root                   in an external store: the URL of the root's store, as a claim. In the store of a root that
+///                          leaves: the URL of the next root's store
+///   ledger                 JSON {generation, restarts}; in the external store, if there is one
 ///
 /// The keys of workers are under generation_prefix().
 class JobKeys {
