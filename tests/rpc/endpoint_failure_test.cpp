@@ -288,14 +288,16 @@ TEST_F(RpcFailure, TheQueueOfAWorkerHasACap) {
                               },
                               {}));
   (void)error_of(a->call("b", "none", {}, {}));  // connects
+  const int started = options.max_handlers;      // at most: these may need no room
   std::vector<Future> futures;
-  for (int i = 0; i < kMaxCallsInFlight + 11; ++i) futures.push_back(a->call("b", "sleeps", {}, {}));
+  for (int i = 0; i < kMaxCallsInFlight + started + 11; ++i) futures.push_back(a->call("b", "sleeps", {}, {}));
   const CallError error = error_of(futures.back());
   EXPECT_EQ(error.error.code, ErrorCode::kResourceExhausted);
   EXPECT_NE(error.error.message.find("10 calls to worker \"b\""), std::string::npos) << error.error.message;
-  futures.pop_back();
   gate.count_down();
-  for (const Future& future : futures) (void)result_of(future);
+  int failed = 0;
+  for (const Future& future : futures) failed += future.wait() ? 0 : 1;
+  EXPECT_LE(failed, started + 1);
 }
 
 TEST_F(RpcFailure, MessagesHaveACap) {

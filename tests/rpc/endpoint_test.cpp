@@ -140,6 +140,34 @@ TEST_P(RpcEndpoint, NestedCallsNeedNoFreeHandler) {
   for (const Future& future : futures) EXPECT_EQ(text(result_of(future)), "bottom");
 }
 
+/// Both workers have more calls under way than fit in a window, and each of these needs a call in the other direction.
+TEST_P(RpcEndpoint, NestedCallsEndThoughBothWindowsAreFull) {
+  for (const auto& agent : {a_, b_}) {
+    add(agent, "size", [](const Request& request, Responder responder) {
+      responder.reply(text(std::to_string(request.arguments.segments.at(0).view().size())));
+    });
+  }
+  for (const size_t bytes : {size_t{0}, size_t{100'000}, size_t{kMaxBytesInFlight / 3}}) {
+    const std::string function = "nest " + std::to_string(bytes);
+    const auto large = [bytes] { return Message{{}, {Buffer::allocate(bytes)}}; };
+    for (const auto& [agent, other] : {std::pair(a_, "b"), std::pair(b_, "a")}) {
+      add(agent, function, [=, agent = agent.get(), other = std::string(other)](Request, Responder given) {
+        const auto responder = std::make_shared<Responder>(std::move(given));
+        agent->call(other, "size", large(), {}).then([responder](const CallResult& result) {
+          responder->finish(result);
+        });
+      });
+    }
+    const int count = bytes == 0 ? kMaxCallsInFlight + 1000 : static_cast<int>(kMaxBytesInFlight / bytes) + 3;
+    std::vector<Future> futures;
+    for (int i = 0; i < count; ++i) {
+      futures.push_back(a_->call("b", function, large(), {}));
+      futures.push_back(b_->call("a", function, large(), {}));
+    }
+    for (const Future& future : futures) EXPECT_EQ(text(result_of(future)), std::to_string(bytes));
+  }
+}
+
 TEST_P(RpcEndpoint, CallsItselfWithCopiesOfTheSegments) {
   add(a_, "echo", echo);
   Message message;

@@ -12,7 +12,7 @@ CallPtr call_of(size_t bytes = 1) {
 }
 
 TEST(PeerCalls, NumbersCallsFromOneInOrder) {
-  PeerCalls calls({10, 10, 1000});
+  PeerCalls calls(10, {10, 1000});
   const CallPtr first = call_of(), second = call_of();
   EXPECT_TRUE(calls.add(first));
   EXPECT_TRUE(calls.add(second));
@@ -24,7 +24,7 @@ TEST(PeerCalls, NumbersCallsFromOneInOrder) {
 }
 
 TEST(PeerCalls, RefusesMoreWaitingCallsThanTheCap) {
-  PeerCalls calls({2, 1, 1000});
+  PeerCalls calls(2, {1, 1000});
   EXPECT_TRUE(calls.add(call_of()));
   EXPECT_TRUE(calls.add(call_of()));
   EXPECT_FALSE(calls.add(call_of()));
@@ -33,7 +33,7 @@ TEST(PeerCalls, RefusesMoreWaitingCallsThanTheCap) {
 }
 
 TEST(PeerCalls, KeepsTheWindowByCountAndByBytes) {
-  PeerCalls calls({10, 3, 100});
+  PeerCalls calls(10, {3, 100});
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(calls.add(call_of(40)));
   EXPECT_NE(calls.next(), nullptr);
   EXPECT_NE(calls.next(), nullptr);
@@ -43,18 +43,34 @@ TEST(PeerCalls, KeepsTheWindowByCountAndByBytes) {
   EXPECT_EQ(calls.in_flight(), 2);
 }
 
-TEST(PeerCalls, SendsACallThatIsLargerThanTheWindowAlone) {
-  PeerCalls calls({10, 3, 100});
-  EXPECT_TRUE(calls.add(call_of(1)));
-  EXPECT_TRUE(calls.add(call_of(1000)));
+TEST(PeerCalls, SendsALargeCallIfHalfOfTheWindowIsFree) {
+  PeerCalls calls(10, {5, 100});
+  for (const size_t bytes : {1, 1000, 1}) EXPECT_TRUE(calls.add(call_of(bytes)));
+  EXPECT_NE(calls.next(), nullptr);
+  EXPECT_NE(calls.next(), nullptr) << "it is larger than the window";
+  EXPECT_EQ(calls.next(), nullptr);
+  ASSERT_TRUE(calls.on_answer(2));
+  EXPECT_NE(calls.next(), nullptr);
+}
+
+TEST(PeerCalls, AStartedCallNeedsNoRoomInTheWindow) {
+  PeerCalls calls(100, {2, 1000});
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(calls.add(call_of()));
+  uint64_t sent = 0;
+  while (calls.next()) {
+    EXPECT_EQ(calls.on_answer(++sent, /*started=*/true).value(), nullptr) << "the call goes on";
+  }
+  EXPECT_EQ(sent, 2 * CallWindow::kMaxStarted);
+  EXPECT_FALSE(calls.on_answer(1, /*started=*/true)) << "for a second time";
+  EXPECT_NE(calls.on_answer(1).value(), nullptr);
   EXPECT_NE(calls.next(), nullptr);
   EXPECT_EQ(calls.next(), nullptr);
-  ASSERT_TRUE(calls.on_answer(1));
+  EXPECT_EQ(calls.on_lost().size(), 2 * CallWindow::kMaxStarted);
   EXPECT_NE(calls.next(), nullptr);
 }
 
 TEST(PeerCalls, AnAbandonedCallKeepsItsRoomUntilItsAnswer) {
-  PeerCalls calls({10, 1, 100});
+  PeerCalls calls(10, {1, 100});
   const CallPtr first = call_of();
   EXPECT_TRUE(calls.add(first));
   EXPECT_TRUE(calls.add(call_of()));
@@ -68,7 +84,7 @@ TEST(PeerCalls, AnAbandonedCallKeepsItsRoomUntilItsAnswer) {
 }
 
 TEST(PeerCalls, AnAbandonedCallThatWaitsIsNotSent) {
-  PeerCalls calls({10, 10, 100});
+  PeerCalls calls(10, {10, 100});
   const CallPtr first = call_of(), second = call_of();
   EXPECT_TRUE(calls.add(first));
   EXPECT_TRUE(calls.add(second));
@@ -78,7 +94,7 @@ TEST(PeerCalls, AnAbandonedCallThatWaitsIsNotSent) {
 }
 
 TEST(PeerCalls, RefusesAnswersToOtherRequests) {
-  PeerCalls calls({10, 10, 100});
+  PeerCalls calls(10, {10, 100});
   EXPECT_TRUE(calls.add(call_of()));
   ASSERT_NE(calls.next(), nullptr);
   EXPECT_FALSE(calls.on_answer(2));
@@ -89,19 +105,19 @@ TEST(PeerCalls, RefusesAnswersToOtherRequests) {
 }
 
 TEST(PeerCalls, OnlyOneWayCallsEndWhenTheyStart) {
-  PeerCalls calls({10, 10, 100});
+  PeerCalls calls(10, {10, 100});
   const CallPtr normal = call_of(), one_way = call_of();
   one_way->options.one_way = true;
   EXPECT_TRUE(calls.add(normal));
   EXPECT_TRUE(calls.add(one_way));
   ASSERT_EQ(calls.next(), normal);
   ASSERT_EQ(calls.next(), one_way);
-  EXPECT_EQ(calls.on_answer(1, true).error().code, ErrorCode::kProtocol);
+  EXPECT_EQ(calls.on_answer(1, true).value(), nullptr);
   EXPECT_EQ(*calls.on_answer(2, true), one_way);
 }
 
 TEST(PeerCalls, EmptySegmentsCountInTheWindow) {
-  PeerCalls calls({10, 10, 10 * kSegmentOverhead});
+  PeerCalls calls(10, {10, 10 * kSegmentOverhead});
   for (int i = 0; i < 2; ++i) {
     const CallPtr call = call_of(0);
     call->arguments.segments.resize(6);
@@ -112,7 +128,7 @@ TEST(PeerCalls, EmptySegmentsCountInTheWindow) {
 }
 
 TEST(PeerCalls, ALostConnectionReturnsTheCallsInFlight) {
-  PeerCalls calls({10, 2, 100});
+  PeerCalls calls(10, {2, 100});
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(calls.add(call_of()));
   const CallPtr first = calls.next(), second = calls.next();
   calls.abandon(*second);

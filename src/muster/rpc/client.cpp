@@ -256,8 +256,7 @@ Result<> Client::add_callee(const WorkerRecord& record) {
   const Rank id = record.worker.id;
   names_[record.worker.name] = id;
   if (callees_.contains(id)) return {};
-  const PeerCalls::Limits limits{options_.max_queued_calls, kMaxCallsInFlight, kMaxBytesInFlight};
-  callees_.emplace(id, std::make_shared<Callee>(record, std::move(endpoint), limits));
+  callees_.emplace(id, std::make_shared<Callee>(record, std::move(endpoint), options_.max_queued_calls));
   return {};
 }
 

@@ -56,8 +56,8 @@ class Client {
  private:
   /// A worker that this one calls.
   struct Callee {
-    Callee(WorkerRecord found, LinkTable::Endpoint at, const PeerCalls::Limits& limits)
-        : record(std::move(found)), endpoint(std::move(at)), calls(limits) {}
+    Callee(WorkerRecord found, LinkTable::Endpoint at, size_t max_queued_calls)
+        : record(std::move(found)), endpoint(std::move(at)), calls(max_queued_calls, kCallWindow) {}
 
     const WorkerRecord record;
     const LinkTable::Endpoint endpoint;

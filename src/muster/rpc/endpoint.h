@@ -35,10 +35,11 @@ struct EndpointOptions {
   Duration heartbeat_timeout = 30s;
 };
 
-/// The most calls that a worker may have sent to another one without a reply, and the most bytes of their arguments.
-/// One call may be larger than that. The called worker closes the link of a caller that sends more. Replies need no
-/// room in a window: the caller has asked for them. So calls that wait for nested calls cannot block each other. But if
-/// a caller leaves more than kMaxBytesInFlight of replies unread, its next functions start later.
+/// The most calls that a worker may have sent to another one and whose functions have not started, and the most bytes
+/// of their arguments. A call may be larger than that. The called worker closes the link of a caller that sends more
+/// (CallWindow in peer_calls.h has the rules). Functions that run, and replies, need no room. So calls that wait for
+/// nested calls cannot block each other. But if a caller leaves more than kMaxBytesInFlight of replies unread, its next
+/// functions start later.
 inline constexpr int kMaxCallsInFlight = 4096;
 inline constexpr uint64_t kMaxBytesInFlight = uint64_t{64} << 20;
 

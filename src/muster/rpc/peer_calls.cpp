@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "muster/rpc/function_table.h"
 
 namespace muster::rpc {
@@ -11,7 +13,7 @@ std::string OutgoingCall::to_string() const {
 }
 
 bool PeerCalls::add(CallPtr call) {
-  if (waiting_.size() >= limits_.queued) return false;
+  if (waiting_.size() >= max_queued_) return false;
   OutgoingCall& added = *call;
   added.waits = true;
   added.place = waiting_.insert(waiting_.end(), std::move(call));
@@ -19,14 +21,14 @@ bool PeerCalls::add(CallPtr call) {
 }
 
 CallPtr PeerCalls::next() {
-  if (waiting_.empty() || in_flight_.size() >= limits_.in_flight) return nullptr;
+  if (waiting_.empty()) return nullptr;
   const uint64_t bytes = waiting_.front()->arguments.footprint();
-  if (!in_flight_.empty() && bytes_ + bytes > limits_.bytes) return nullptr;
+  if (!window_.has_room(bytes)) return nullptr;
   CallPtr call = std::move(waiting_.front());
   waiting_.pop_front();
   call->waits = false;
   call->id = ++last_id_;
-  bytes_ += bytes;
+  window_.add(bytes);
   in_flight_.emplace(call->id, InFlight{call, bytes, call->options.one_way});
   return call;
 }
@@ -36,11 +38,16 @@ Result<CallPtr> PeerCalls::on_answer(uint64_t id, bool started) {
   if (found == in_flight_.end()) {
     return fail(ErrorCode::kProtocol, fmt::format("an answer to request {}, which waits for none", id));
   }
-  if (started && !found->second.one_way) {
-    return fail(ErrorCode::kProtocol, fmt::format("the start of request {}, which waits for a result", id));
+  InFlight& request = found->second;
+  if (started && !request.one_way) {
+    if (std::exchange(request.started, true)) {
+      return fail(ErrorCode::kProtocol, fmt::format("the start of request {} for a second time", id));
+    }
+    window_.start(request.bytes);
+    return CallPtr();
   }
-  CallPtr call = std::move(found->second.call);
-  bytes_ -= found->second.bytes;
+  CallPtr call = std::move(request.call);
+  window_.end(request.bytes, request.started);
   in_flight_.erase(found);
   return call;
 }
@@ -61,7 +68,7 @@ std::vector<CallPtr> PeerCalls::on_lost() {
     if (entry.call) calls.push_back(std::move(entry.call));
   }
   in_flight_.clear();
-  bytes_ = 0;
+  window_ = CallWindow(window_.limits());
   return calls;
 }
 

@@ -20,7 +20,7 @@ struct Server::Caller {
   std::unique_ptr<Channel> channel;  ///< null once the link has ended
   uint64_t last_id = 0;              ///< of its requests
   std::unordered_map<uint64_t, ServedPtr> serving;
-  uint64_t bytes = 0;                ///< footprint of the requests in `serving`
+  CallWindow window{kCallWindow};    ///< of the requests in `serving`
   std::atomic<bool> behind = false;  ///< over kMaxUnreadBytes; written with the lock, a hint without it
   std::vector<ServedPtr> held;       ///< calls that start when it is not behind any more
   bool corked = false;
@@ -92,6 +92,7 @@ class Server::RemoteCall final : public ServedCall {
         id(message.header.id),
         footprint(message.footprint),
         one_way((message.header.flags & kOneWay) != 0),
+        reports_start_(caller->window.is_crowded()),
         retry_((message.header.flags & kRetry) != 0),
         serial_(serial) {}
 
@@ -107,17 +108,19 @@ class Server::RemoteCall final : public ServedCall {
                                 shown_name(request_.function)));
     }
     if (one_way) server_.acknowledge(*this);
+    if (reports_start_ && !one_way) server_.report_start(*this);
     run_function();
   }
 
   const std::shared_ptr<Caller> caller;
   const uint64_t id, footprint;
   const bool one_way;
+  bool start_was_reported = false;  ///< guarded by the lock
 
  private:
   void send(CallResult result) override { server_.finish(*this, std::move(result), logged_); }
 
-  const bool retry_, serial_;
+  const bool reports_start_, retry_, serial_;
 };
 
 class Server::SelfCall final : public ServedCall {
@@ -192,7 +195,7 @@ void Server::drop(Caller& caller) {
 /// False if the caller does not wait for the call any more, or is gone.
 bool Server::remove(RemoteCall& call) {
   if (call.caller->serving.erase(call.id) == 0) return false;
-  call.caller->bytes -= call.footprint;
+  call.caller->window.end(call.footprint, call.start_was_reported);
   return true;
 }
 
@@ -211,10 +214,9 @@ Result<> Server::on_announced(Caller& caller, const ParsedMessage& message) {
   if (header.id <= caller.last_id) {
     return fail(ErrorCode::kProtocol, fmt::format("sent request {} after request {}", header.id, caller.last_id));
   }
-  const size_t calls = caller.serving.size();
-  if (calls >= kMaxCallsInFlight || (calls > 0 && caller.bytes + message.footprint > kMaxBytesInFlight)) {
-    return fail(ErrorCode::kProtocol, fmt::format("sent {} requests with {} without waiting for a result", calls + 1,
-                                                  format_bytes(caller.bytes + message.footprint)));
+  if (!caller.window.has_room(message.footprint)) {
+    return fail(ErrorCode::kProtocol, fmt::format("sent a request of {} without waiting for room: {} have no result",
+                                                  format_bytes(message.footprint), caller.serving.size()));
   }
   caller.last_id = header.id;
   return {};
@@ -254,9 +256,9 @@ void Server::on_message(const std::shared_ptr<Caller>& caller, ParsedMessage mes
       Deadline::at(message.arrived + std::chrono::microseconds(std::min(header.timeout_us, kMaxTimeoutUs)));
   Request request{caller->worker, std::string(message.name), std::move(message.message), deadline, {}};
   const FunctionOptions options = functions_.options_of(request.function);
+  caller->window.add(message.footprint);
   const auto call = std::make_shared<RemoteCall>(*this, std::move(request), caller, message, options.serial);
   caller->serving.emplace(call->id, call);
-  caller->bytes += call->footprint;
   ++running_;
   if (options.brief) return driver_.add_callback([call] { call->run(); });
   driver_.add_task(std::shared_ptr<LoopDriver::Task>(call));
@@ -282,6 +284,14 @@ Result<std::function<void()>> Server::serve_self(Request request, bool one_way, 
 void Server::acknowledge(RemoteCall& call) {
   const auto lock = driver_.lock();
   if (remove(call)) write(call, Kind::kStarted, {});
+}
+
+void Server::report_start(RemoteCall& call) {
+  const auto lock = driver_.lock();
+  if (!call.caller->serving.contains(call.id)) return;  // the caller is gone
+  call.start_was_reported = true;
+  call.caller->window.start(call.footprint);
+  write(call, Kind::kStarted, {});
 }
 
 void Server::finish(RemoteCall& call, CallResult result, LoggedCall& logged) {

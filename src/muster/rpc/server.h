@@ -58,6 +58,7 @@ class Server {
   void on_message(const std::shared_ptr<Caller>& caller, ParsedMessage message);
   void finish(RemoteCall& call, CallResult result, LoggedCall& logged);
   void acknowledge(RemoteCall& call);
+  void report_start(RemoteCall& call);
   void write(RemoteCall& call, Kind kind, const Message& message);
   void on_written(Caller& caller);
   bool hold(RemoteCall& call);

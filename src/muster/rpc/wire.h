@@ -14,7 +14,7 @@ enum class Kind : uint8_t {
   kReply = 3,    ///< its result
   kError = 4,    ///< or why there is none
   kCancel = 5,   ///< the caller does not wait for the result any more
-  kStarted = 6,  ///< a one-way call has been started
+  kStarted = 6,  ///< the function has started. A one-way call has no other answer
 };
 
 /// Flags of a request.
@@ -22,7 +22,7 @@ inline constexpr uint8_t kOneWay = 1;
 inline constexpr uint8_t kRetry = 2;  ///< sent before, on a link that broke
 inline constexpr uint8_t kAllFlags = kOneWay | kRetry;
 
-inline constexpr uint8_t kWireVersion = 1;
+inline constexpr uint8_t kWireVersion = 2;
 inline constexpr size_t kMaxNameBytes = 1024;
 inline constexpr size_t kMaxSegments = 1 << 16;
 /// The most bytes of a batch, and so the most memory that a receiver allocates for small messages of one peer.
