@@ -70,6 +70,22 @@ TEST_F(RpcAutograd, GradientsAreThoseOfOneProcess) {
   }
 }
 
+/// Tensors that the loss does not use: a result, an argument whose result is dropped, and one further away.
+TEST_F(RpcAutograd, UnusedTensorsAreNotWaitedFor) {
+  b_.add_function("use one", [this](const at::Tensor& x) {
+    const auto unused = b_.rpc_sync<at::Tensor>("c", "scale", {}, x.exp());
+    return std::pair{x * weight_b_, unused + x};
+  });
+  const AutogradScope scope(a_);
+  const auto [used, unused] = a_.rpc_sync<std::pair<at::Tensor, at::Tensor>>("b", "use one", {}, x_);
+  const auto dropped = a_.rpc_sync<at::Tensor>("c", "scale", {}, used);
+  EXPECT_TRUE(unused.requires_grad());
+  EXPECT_TRUE(dropped.requires_grad());
+  scope.backward({used.sum()}, {.timeout = 30s});
+  EXPECT_TRUE(at::allclose(scope.gradient(x_), weight_b_));
+  EXPECT_TRUE(gradients_of(*c_.autograd()->find(scope.id())).empty());
+}
+
 TEST_F(RpcAutograd, ThreadsHaveContextsOfTheirOwn) {
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
