@@ -31,6 +31,7 @@ class ChildProcess {
   }
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
+  pid_t pid() const { return pid_; }
 
  private:
   const pid_t parent_, pid_;

@@ -6,9 +6,11 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <thread>
@@ -50,11 +52,29 @@ double microseconds(TimePoint begin) {
   return std::chrono::duration<double, std::micro>(steady_clock().now() - begin).count();
 }
 
+/// A figure of /proc/PID/status.
+double memory_kib(pid_t pid, const std::string& field) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  std::string word;
+  while (status >> word) {
+    double kib = 0;
+    if (word == field && status >> kib) return kib;
+  }
+  fail_benchmark(fmt::format("/proc/{}/status has no {}", pid, field));
+}
+
+/// Makes the peak of a process the memory that it has now, and returns that.
+double begin_peak(pid_t pid) {
+  std::ofstream(fmt::format("/proc/{}/clear_refs", pid)) << "5";
+  return memory_kib(pid, "VmHWM:");
+}
+
 /// The callers take turns in each round, so that changes of the machine's load affect all.
 class Load {
  public:
-  Load(std::map<std::string, std::unique_ptr<Caller>> callers, bool quick)
-      : callers_(std::move(callers)), quick_(quick) {}
+  /// `servers`: the process that each caller calls.
+  Load(std::map<std::string, std::unique_ptr<Caller>> callers, std::map<std::string, pid_t> servers, bool quick)
+      : callers_(std::move(callers)), servers_(std::move(servers)), quick_(quick) {}
 
   void run() {
     latency("tiny call", 8, 1, quick_ ? 3000 : 20'000, {},
@@ -63,6 +83,7 @@ class Load {
     latency("tiny call, both sides asleep", 8, 1, quick_ ? 100 : 500, pause,
             [pause](int rounds) { return socket_round_trip(64, rounds, pause); });
     for (const size_t in_flight : {16, 256, 1000, 4096}) rate(in_flight, quick_ ? 50'000 : 300'000);
+    memory(1000, quick_ ? 50'000 : 300'000);
     for (const size_t bytes : {size_t{64} << 10, size_t{1} << 20, size_t{64} << 20}) {
       const size_t budget = size_t{1} << (quick_ ? 28 : 30);
       const int calls = static_cast<int>(std::clamp<size_t>(budget / bytes, 6, 2000));
@@ -113,6 +134,19 @@ class Load {
     report(fmt::format("calls, {} in flight", in_flight), "1/s", rates);
   }
 
+  /// The most memory that both processes had at a time, beyond what they had before.
+  void memory(size_t in_flight, int calls) {
+    std::map<std::string, std::vector<double>> growth;
+    for (auto& [library, caller] : callers_) {
+      double grown = 0;
+      for (const pid_t pid : {getpid(), servers_.at(library)}) grown -= begin_peak(pid);
+      caller->echo_many(in_flight, calls);
+      for (const pid_t pid : {getpid(), servers_.at(library)}) grown += memory_kib(pid, "VmHWM:");
+      growth[library].push_back(std::max(grown, 4.0));  // a page
+    }
+    report(fmt::format("memory, {} calls in flight", in_flight), "KiB", growth);
+  }
+
   static void report(const std::string& name, const char* unit, std::map<std::string, std::vector<double>>& figures) {
     fmt::print("{{\"case\": \"{}\", \"unit\": \"{}\"", name, unit);
     for (auto& [library, values] : figures) fmt::print(", \"{}\": {:.6g}", library, median(std::move(values)));
@@ -121,6 +155,7 @@ class Load {
   }
 
   std::map<std::string, std::unique_ptr<Caller>> callers_;
+  const std::map<std::string, pid_t> servers_;
   const bool quick_;
 };
 
@@ -148,11 +183,13 @@ void run(const std::string& transports, bool quick) {
   const ChildProcess grpc([&] { serve_grpc(folder.file("grpc")); });
 #endif
   std::map<std::string, std::unique_ptr<Caller>> callers;
+  std::map<std::string, pid_t> servers{{"muster", muster.pid()}};
   callers["muster"] = connect_muster(folder.file("muster"), transports);
 #ifdef MUSTER_WITH_GRPC
   callers["grpc"] = connect_grpc(folder.file("grpc"));
+  servers["grpc"] = grpc.pid();
 #endif
-  Load(std::move(callers), quick).run();
+  Load(std::move(callers), std::move(servers), quick).run();
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _row(figures: dict[str, str | float]) -> Row:
-    """The row of a case: with less time, or more calls in a second, muster is better."""
+    """The row of a case: with less time or memory, or more calls in a second, muster is better."""
     muster, grpc = float(figures["muster"]), float(figures.get("grpc", 0))
     unit = str(figures["unit"])
     rate = unit == "1/s"
@@ -56,7 +56,7 @@ def _row(figures: dict[str, str | float]) -> Row:
         "rpc",
         str(figures["case"]),
         int(figures.get("ranks", 2)),
-        {"1/s": "rate", "us": "round trip"}.get(unit, "time"),
+        {"1/s": "rate", "us": "round trip", "KiB": "memory"}.get(unit, "time"),
         unit,
         muster,
         grpc,
