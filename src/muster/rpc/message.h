@@ -15,7 +15,8 @@ class Buffer {
   /// Refers to memory that `owner` keeps alive.
   Buffer(std::shared_ptr<void> owner, void* data, size_t bytes)
       : owner_(std::move(owner)), data_(static_cast<uint8_t*>(data)), bytes_(bytes) {}
-  /// Memory of its own, aligned to 64 bytes and not cleared.
+  /// Memory of its own, aligned to 64 bytes and not cleared. The memory of large ones, from 4 MiB on, is kept for the
+  /// next ones: at most 256 MiB in a process, which the kernel may take if it needs memory.
   static Buffer allocate(size_t bytes);
   static Buffer copy_of(ByteView bytes);
 
