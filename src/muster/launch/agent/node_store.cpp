@@ -117,7 +117,7 @@ class Bootstrap {
     node_.external_store = std::move(*external_store);
     node_.root_moves =
         !options_.rdzv_url.starts_with("file:");  // a file store has no claims, so it cannot show the loss of a root
-    return by_external_store(towards, options_.rdzv_url);
+    return search(towards, options_.rdzv_url);
   }
 
   // The store of a root that leaves shows where the next one is, as an external store does.
@@ -130,11 +130,11 @@ class Bootstrap {
                                                " has ended before this node has found its "
                                                "successor: " +
                                                last_store.error().message);
-    node_.external_store = std::move(*last_store);
-    return by_external_store(towards, last_.url);
+    node_.last_root = std::move(*last_store);
+    return search(towards, last_.url);
   }
 
-  Result<> by_external_store(const Address& towards, const std::string& url) {
+  Result<> search(const Address& towards, const std::string& url) {
     MUSTER_TRY(find_interface(towards));
     Error last{ErrorCode::kTimeout, "the timeout passed", kNoRank, ""};
     while (!cancelled() && !deadline_.passed()) {
@@ -196,14 +196,17 @@ class Bootstrap {
   static Result<Address> address_of(const std::string& url) { return Address::parse(url.substr(strlen("tcp://"))); }
   Key claim_name() const { return JobKeys(options_.run_id).root(); }
 
+  // Where nodes find the root.
+  Store& meeting_place() { return *(node_.last_root ? node_.last_root : node_.external_store); }
+
   Result<std::string> claimed_root() {
     const Deadline deadline = Deadline::after(kServerStartTime);
-    MUSTER_ASSIGN(const auto claims, node_.external_store->claims(claim_name(), deadline));
+    MUSTER_ASSIGN(const auto claims, meeting_place().claims(claim_name(), deadline));
     if (const auto found = claims.find(claim_name()); found != claims.end()) return to_string(found->second);
     if (node_.root_moves) return std::string();
-    MUSTER_ASSIGN(const bool there, node_.external_store->check({claim_name()}, deadline));
+    MUSTER_ASSIGN(const bool there, meeting_place().check({claim_name()}, deadline));
     if (!there) return std::string();
-    MUSTER_ASSIGN(const Bytes value, node_.external_store->get(claim_name(), deadline));
+    MUSTER_ASSIGN(const Bytes value, meeting_place().get(claim_name(), deadline));
     return to_string(value);
   }
 
@@ -228,8 +231,7 @@ class Bootstrap {
       return {};
     }
     // The node that stores its address first becomes the root.
-    MUSTER_ASSIGN(const Bytes holds,
-                  node_.external_store->compare_set(claim_name(), {}, as_bytes(node_.root_url), deadline));
+    MUSTER_ASSIGN(const Bytes holds, meeting_place().compare_set(claim_name(), {}, as_bytes(node_.root_url), deadline));
     node_.root = to_string(holds) == node_.root_url;
     if (!node_.root) return fail(ErrorCode::kAlreadyExists, "another node became the root");
     return {};

@@ -16,8 +16,10 @@ namespace muster {
 /// Only the root's authenticated listener is open on the network, and only if there are several nodes. A record of what
 /// opening the store has found out.
 struct NodeStore {
-  /// The store of --rdzv-endpoint, or that of a root that leaves, where nodes find the root. Null if there is none.
+  /// The store of --rdzv-endpoint, where nodes find the root. Null if node 0 is the root.
   std::unique_ptr<Store> external_store;
+  /// The store of a root that leaves, where this node has found the next one. Null if there was none.
+  std::unique_ptr<Store> last_root;
   std::unique_ptr<TtlLock> claim;  ///< to be the root; null on other nodes, and if claims do not end with their holder
   std::unique_ptr<StoreServer> server;
   bool root = false;
@@ -53,7 +55,7 @@ struct LastRoot {
 /// Finds the root or becomes it. Without an external store the root is node 0, or without node ranks the first node on
 /// the host with the address --master-addr. With an external store the root is the node that has the claim there. Other
 /// nodes wait for the root until options.timeout.
-/// `last`: if that root leaves, its store is the external store: the first node that asks there becomes the root. If it
+/// `last`: if that root leaves, its store shows the next one, and the first node that asks there becomes it. If it
 /// was lost, and does not move, it must answer within options.heartbeat_timeout, because no other node replaces it.
 /// There is no proxy in between then.
 /// kUnavailable: a host is unknown or a port is in use; the message names it.

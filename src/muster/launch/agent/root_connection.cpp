@@ -39,21 +39,21 @@ void RootConnection::disconnect() {
 }
 
 void RootConnection::reconnect() {
-  last_ = {node_.root_url, moved_to_.has_value()};
-  if (last_.leaves && node_.root) {  // this root has learned of another one
-    last_ = {*moved_to_, false};
+  LastRoot last{node_.root_url, moved_to_.has_value()};
+  if (last.leaves && node_.root) {  // this root has learned of another one
+    last = {*moved_to_, false};
     leave(0, kShutdownTime);
   }
   disconnect();
-  connect();
+  connect(std::move(last));
 }
 
-void RootConnection::connect() {
-  connector_ = std::thread([this] {
+void RootConnection::connect(LastRoot last) {
+  connector_ = std::thread([this, last = std::move(last)] {
     const NodeStoreEvents events{
         [this](std::string text) { loop_.post([this, text = std::move(text)] { events_.notice(text); }); },
         &cancelled_};
-    opened_ = open_node_store(options_, events, last_);
+    opened_ = open_node_store(options_, events, last);
     loop_.post([this] {
       connector_.join();
       events_.connected(open());
@@ -65,7 +65,7 @@ Result<> RootConnection::open() {
   MUSTER_ASSIGN(node_, *std::exchange(opened_, std::nullopt));
   death_notice_.prepare({node_.upstream, node_.session, node_.root_url, JobKeys(options_.run_id).inbox(),
                          encode(NodeEvent{NodeEvent::Kind::kKilled, id_})});
-  const std::unique_ptr<Store> last_root = last_.leaves ? std::move(node_.external_store) : nullptr;
+  const std::unique_ptr<Store> last_root = std::move(node_.last_root);
   if (node_.root) MUSTER_TRY(become_root(last_root.get()));
   MUSTER_ASSIGN(auto store, open_store(node_.url, node_.secret, Deadline::after(kLeaveTime)));
   const auto job_event = [this](const JobEvent& event, const std::optional<Assignment>& assignment) {

@@ -37,7 +37,8 @@ class RootConnection {
   RootConnection& operator=(const RootConnection&) = delete;
 
   /// Starts a thread that finds the root, because resolving names, connecting and waiting for the root all block.
-  void connect();
+  /// `last`: see open_node_store().
+  void connect(LastRoot last = {});
   /// Leaves a root that was lost, or that moves, and finds the next one.
   void reconnect();
   /// Sends an event to the root. Without a root the event is dropped.
@@ -69,7 +70,6 @@ class RootConnection {
   std::atomic<bool> cancelled_ = false;  // ends the connector's waits
   std::thread connector_;
   std::optional<Result<NodeStore>> opened_;  // written by the connector thread, read after it was joined
-  LastRoot last_;
   NodeStore node_;
   std::optional<std::string> moved_to_;  // set if the root moves: the next root's address, or empty if it is not known
   std::unique_ptr<Coordinator> coordinator_;
