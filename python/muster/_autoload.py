@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 def load() -> None:
     import torch.distributed as dist  # part of torch: already imported, or absent from this build of torch
 
-    from muster import forkserver  # noqa: F401  registers its context
-
+    _register_context()
     if not dist.is_available():
         return
     from torch.distributed.rendezvous import register_rendezvous_handler
@@ -41,6 +40,17 @@ def load() -> None:
 
         # Forget that the package was imported, so that the user's own `import muster` raises the error.
         sys.modules.pop("muster", None)
+
+
+def _register_context() -> None:
+    """The context "muster" of multiprocessing. Its module is loaded when it is used."""
+    from multiprocessing import context
+
+    class Unused(context.BaseContext):
+        def _check_available(self) -> None:  # of get_context() and set_start_method()
+            from muster import forkserver  # noqa: F401  gives this object the class of its own context
+
+    vars(context)["_concrete_contexts"].setdefault("muster", Unused())
 
 
 def _register_rpc() -> None:

@@ -383,7 +383,12 @@ sys.exit(process.exitcode)
     assert "Bad file descriptor" in job.err
 
 
-def test_import_torch_loads_only_the_context() -> None:
-    code = "import sys, torch; print([name for name in sys.modules if 'forkserver' in name and 'muster' in name])"
+def test_the_context_is_loaded_when_it_is_asked_for() -> None:
+    code = """
+import multiprocessing, sys, torch
+print([name for name in sys.modules if "forkserver" in name and "muster" in name])
+print(type(multiprocessing.get_context("muster")).__name__)
+print([name for name in sys.modules if "forkserver" in name and "muster" in name])
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
-    assert done.stdout == "['muster.forkserver']\n", done.stderr
+    assert done.stdout == "[]\nForkServerContext\n['muster.forkserver']\n", done.stderr

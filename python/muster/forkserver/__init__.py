@@ -48,8 +48,10 @@ class ForkServerContext(context.BaseContext):
         preload(*module_names)
 
 
-# multiprocessing.get_context() looks contexts up here, and a child finds the start method of its parent.
+# multiprocessing.get_context() looks contexts up here, and a child finds the start method of its parent. `import torch`
+# has put an object here that becomes the context with this import (_autoload.py).
 _CONTEXT: ForkServerContext = vars(context)["_concrete_contexts"].setdefault(NAME, ForkServerContext())
+_CONTEXT.__class__ = ForkServerContext
 
 
 def get_context() -> ForkServerContext:
