@@ -36,7 +36,7 @@ KeptBlocks& kept_blocks() {
   return *kKept;
 }
 
-/// The locks are only tried, because another thread may have held this one when this process was forked.
+/// Here and in give_back() the lock is only tried: another thread may have held it when this process was forked.
 LargeBlock take_block(size_t bytes) {
   KeptBlocks& kept = kept_blocks();
   if (const std::unique_lock lock(kept.mutex, std::try_to_lock); lock) {

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <thread>
 
-#include "muster/io/address.h"
+#include "muster/launch/agent/node_store.h"
 #include "muster/launch/rendezvous/rendezvous_messages.h"
 #include "muster/store/store.h"
 
@@ -39,18 +39,15 @@ struct FormerAddress::Watch {
 
   Result<> tell() const {
     MUSTER_ASSIGN(const auto found, resolve(host, port));
-    const std::string url = "tcp://" + found.front().to_string();
     if (is_own(found.front())) return {};
-    MUSTER_ASSIGN(const auto store, open_store(url, secret, Deadline::after(kAnswerTime)));
+    MUSTER_ASSIGN(const auto store, open_store(tcp_url(found.front()), secret, Deadline::after(kAnswerTime)));
     const NodeEvent move{.kind = NodeEvent::Kind::kMove, .root = root_url};
     return store->queue_push(inbox, encode(move), Deadline::after(kAnswerTime));
   }
 
   // The root may be at its first address again. That host may have several addresses.
   bool is_own(const Address& address) const {
-    const auto source = local_address_towards(address);
-    const bool local = source && source->host() == address.host();
-    return local && root_url.ends_with(":" + std::to_string(address.port()));
+    return is_local(address) && root_url.ends_with(":" + std::to_string(address.port()));
   }
 };
 

@@ -30,12 +30,6 @@ constexpr Duration kMaxSlice = std::chrono::seconds(8);  // the same, for an ext
 constexpr Duration kParentStartTime = std::chrono::seconds(5);  // for the parent proxy to listen
 constexpr Duration kParentAnswerTime = std::chrono::seconds(2);
 
-// The kernel chooses the target as the source address only if the target is an address of this host.
-bool is_local(const Address& address) {
-  const auto source = local_address_towards(address);
-  return source && source->host() == address.host();
-}
-
 // A name lookup. The resolving thread and the waiting thread share it.
 struct Lookup {
   std::mutex mutex;
@@ -47,8 +41,6 @@ bool is_unreachable(const Error& error) {
   return error.code == ErrorCode::kTimeout || error.code == ErrorCode::kUnavailable ||
          error.code == ErrorCode::kPeerLost;
 }
-
-std::string tcp_url(const Address& address) { return "tcp://" + address.to_string(); }
 
 // "redis://user:word@host:6379/0" and "etcd://host:2379,other:2379/x" -> "host".
 std::string host_of(const std::string& url) {
@@ -126,10 +118,9 @@ class Bootstrap {
     MUSTER_ASSIGN(const Address towards, address_of(last_.url));
     auto last_store = open_external_store(last_.url);
     if (!last_store)
-      return fail(last_store.error().code, "the root at " + last_.url +
-                                               " has ended before this node has found its "
-                                               "successor: " +
-                                               last_store.error().message);
+      return fail(last_store.error().code, fmt::format("the root at {} has ended before this node has found the next "
+                                                       "one: {}",
+                                                       last_.url, last_store.error().message));
     node_.last_root = std::move(*last_store);
     return search(towards, last_.url);
   }
@@ -359,6 +350,14 @@ class Bootstrap {
 };
 
 }  // namespace
+
+std::string tcp_url(const Address& address) { return "tcp://" + address.to_string(); }
+
+// The kernel chooses the target as the source address only if the target is an address of this host.
+bool is_local(const Address& address) {
+  const auto source = local_address_towards(address);
+  return source && source->host() == address.host();
+}
 
 void NodeStore::give_up_root(const std::string& run_id, const Deadline& deadline) {
   if (root && external_store && !claim) (void)external_store->delete_key(JobKeys(run_id).root(), deadline);

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "muster/io/address.h"
 #include "muster/launch/options/options.h"
 #include "muster/store/server/server.h"
 #include "muster/store/ttl_lock.h"
@@ -45,6 +46,11 @@ struct NodeStoreEvents {
   std::function<void(std::string)> notice;       ///< for the user
   const std::atomic<bool>* cancelled = nullptr;  ///< if set, stop within a second, or a few seconds for a silent store
 };
+
+/// True for an address of this host.
+bool is_local(const Address& address);
+/// The URL of a muster store server.
+std::string tcp_url(const Address& address);
 
 /// The root that a node had.
 struct LastRoot {
