@@ -189,7 +189,7 @@ def test_the_root_dies_above_a_middle_proxy(start: Launch, chain: list[str], ran
     end(jobs[0], "agent")
     assert [job.finish() for job in jobs] == [137, 1, 1]
     for job in jobs[1:]:
-        assert re.search(r"lost the job's store at tcp://127\.0\.0\.1:\d+: the `muster run` of", job.err), job.err
+        assert re.search(r"lost the job's store at tcp://127\.0\.0\.1:\d+: the `muster run` there", job.err), job.err
         assert "begins" not in job.err
     for job in jobs:
         assert job.left_behind() == []
