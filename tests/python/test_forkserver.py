@@ -93,7 +93,8 @@ def wait_for(event: Any) -> None:
     ("end", "exitcode"), [("terminate", -signal.SIGTERM), ("kill", -signal.SIGKILL)], ids=["terminate", "kill"]
 )
 def test_a_process_can_be_ended(end: str, exitcode: int) -> None:
-    process = CONTEXT.Process(target=wait_for, args=(CONTEXT.Event(),))
+    event = CONTEXT.Event()  # the child opens it by a name, which ends with this object
+    process = CONTEXT.Process(target=wait_for, args=(event,))
     process.start()
     process.join(0.01)
     assert process.exitcode is None
