@@ -48,7 +48,7 @@ class MusterCaller final : public Caller {
     }
   }
 
-  void echo(int index) override { check(begin(index)); }
+  void echo(int index) override { check(begin(index, {.waits = true})); }
 
   void echo_many(size_t in_flight, int calls) override {
     std::deque<Future> futures;
@@ -57,13 +57,15 @@ class MusterCaller final : public Caller {
         check(futures.front());
         futures.pop_front();
       }
-      futures.push_back(begin(0));
+      futures.push_back(begin(0, {}));
     }
     for (const Future& future : futures) check(future);
   }
 
  private:
-  Future begin(int index) { return agent_->call("worker", "echo", messages_[index % messages_.size()], {}); }
+  Future begin(int index, const rpc::CallOptions& options) {
+    return agent_->call("worker", "echo", messages_[index % messages_.size()], options);
+  }
   static void check(const Future& future) {
     if (const auto& result = future.wait(); !result) fail_benchmark(result.error().to_string());
   }

@@ -121,7 +121,8 @@ class PollWait {
   /// A poll found something, or a new wait begins.
   void reset() { idle_ = 0; }
   /// A poll found nothing. True if the thread yielded.
-  bool idle() { return ++idle_ > polls_ && yields_.yield(); }
+  bool idle() { return ++idle_ > polls_ && yield(); }
+  bool yield() { return yields_.yield(); }
 
  private:
   const int polls_;

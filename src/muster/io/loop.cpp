@@ -122,14 +122,20 @@ struct Loop::Impl {
 
   bool run_pollers() {
     bool progress = false;
+    for_each_poller([&](Poller& poller) { progress |= poller.poll(); });
+    return progress;
+  }
+
+  /// Pollers may add and remove pollers. New ones are left out.
+  template <class F>
+  void for_each_poller(const F& call) {
     const PollerId newest = last_poller;
     for (auto it = pollers.begin(); it != pollers.end() && it->first <= newest;) {
       const PollerId id = it->first;
       const auto poller = it->second;
-      progress |= (*poller)();
+      call(*poller);
       it = pollers.upper_bound(id);
     }
-    return progress;
   }
 
   void wake() {
@@ -184,9 +190,15 @@ struct Loop::Impl {
   std::map<TimerKey, Task> timers;
   std::unordered_map<TimerId, TimePoint> timer_times;
   TimerId last_timer = 0;
-  std::map<PollerId, std::shared_ptr<std::function<bool()>>> pollers;  // shared for the same reason as handlers
+  struct Poller {
+    std::function<bool()> poll;
+    std::function<void()> rest;
+  };
+  std::map<PollerId, std::shared_ptr<Poller>> pollers;  // shared for the same reason as handlers
   PollerId last_poller = 0;
   bool woken = false;
+  bool polled = false;
+  bool yields = false;
   PollWait poll_wait{kLoopPolls};
 
   // Wake-up from other threads. Invariant: if wake_pending is set, the eventfd is written or will be, so a turn that
@@ -281,9 +293,9 @@ void Loop::post(std::function<void()> task) {
 
 void Loop::wake() { impl_->wake(); }
 
-Loop::PollerId Loop::add_poller(std::function<bool()> poller) {
+Loop::PollerId Loop::add_poller(std::function<bool()> poller, std::function<void()> rest) {
   const PollerId id = ++impl_->last_poller;
-  impl_->pollers.emplace(id, std::make_shared<std::function<bool()>>(std::move(poller)));
+  impl_->pollers.emplace(id, std::make_shared<Impl::Poller>(std::move(poller), std::move(rest)));
   return id;
 }
 
@@ -327,6 +339,17 @@ Duration Loop::idle_time(Duration limit) const {
 }
 
 bool Loop::run_pollers() { return impl_->run_pollers(); }
+bool Loop::is_polled() const { return impl_->polled; }
+void Loop::set_polled(bool polled) { impl_->polled = polled; }
+void Loop::yield_soon() { impl_->yields = true; }
+bool Loop::take_yield() { return std::exchange(impl_->yields, false); }
+
+bool Loop::rest() {
+  impl_->for_each_poller([](Impl::Poller& poller) {
+    if (poller.rest) poller.rest();
+  });
+  return impl_->pollers.empty();
+}
 
 const Clock& Loop::clock() const { return *impl_->clock; }
 

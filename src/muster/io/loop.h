@@ -46,8 +46,9 @@ class Loop {
   /// A poller is called in every turn, before a wait. It is for events without a descriptor (shared memory), and
   /// returns true if it made progress. While there is a poller, turns do not sleep but poll and yield
   /// (base/wait_policy.h).
+  /// `rest`, if there is one, removes its poller: from then on its events come by a descriptor.
   using PollerId = uint64_t;
-  PollerId add_poller(std::function<bool()> poller);
+  PollerId add_poller(std::function<bool()> poller, std::function<void()> rest = nullptr);
   void remove_poller(PollerId poller);
 
   /// One turn: runs the callbacks that are ready, or waits for the next event until the deadline. True if anything ran.
@@ -64,6 +65,15 @@ class Loop {
   Duration idle_time(Duration limit) const;
   /// Calls the pollers, without a system call. True if one made progress.
   bool run_pollers();
+  /// Makes the pollers rest. True if none is left.
+  bool rest();
+  /// True while a thread takes one turn after the other, without a sleep. That thread says so.
+  bool is_polled() const;
+  void set_polled(bool polled);
+  /// Another thread was woken, or has woken this one, and may need this core: the next idle turn should yield. For the
+  /// thread that polls; take_yield() is true once.
+  void yield_soon();
+  bool take_yield();
 
   const Clock& clock() const;
 

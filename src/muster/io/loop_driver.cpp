@@ -22,7 +22,10 @@ constexpr unsigned kPollKernelEvery = 16;
 /// After this many naps without work, the thread that stands by sleeps until it is alerted.
 constexpr int kMaxIdleNaps = 50;
 /// How long it naps while other threads drive the loop and no tasks begin, or while they run serial tasks.
-constexpr Duration kDoze = 1ms;
+constexpr Duration kLongNap = 1ms;
+/// An own thread that sleeps in the loop does not sleep on if waiting threads drive it more often than this meanwhile:
+/// making the pollers rest each time would cost more than its naps.
+constexpr uint64_t kMaxLoans = 256;
 /// So many tasks during a nap are so short that another thread would cost more than it helps.
 constexpr uint64_t kQuickTasks = 16;
 /// The most own threads. It bounds the nesting of tasks that wait for each other's calls.
@@ -40,12 +43,13 @@ LoopDriver::LoopDriver(std::unique_ptr<Loop> loop, Delegate& delegate, Options o
     : delegate_(delegate),
       options_(options),
       loop_(std::move(loop)),
-      taken_over_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+      wake_up_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
 bool LoopDriver::on_own_thread() const { return own_thread_of == this; }
 bool LoopDriver::is_inside() const { return on_own_thread() || calling_for == this; }
 
-void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline,
+                            std::function<void()> begin) {
   if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
   const Deadline shift = Deadline::after(options_.max_drive);
   bool looks_on = false;
@@ -56,19 +60,19 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
       run_callbacks(lock);
       continue;
     }
-    if (driven_by_ == DrivenBy::kNoThread || take_over()) {
-      driven_by_ = DrivenBy::kWaitingThread;
+    if (is_free()) {
+      parked_ = false;
+      set_driver(DrivenBy::kWaitingThread);
       (void)take_turns(
-          lock, [&] { return done() || leaves(); }, deadline);
+          lock, [&] { return done() || leaves(); }, deadline, std::exchange(begin, nullptr));
       looks_on = leaves();
-      driven_by_ = DrivenBy::kNoThread;
-      notify();
+      give_back();
       run_callbacks(lock);
       continue;
     }
+    if (begin) std::exchange(begin, nullptr)();
     ++waiting_;  // an own thread then leaves the loop to this thread
-    changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep),
-                      [&] { return driven_by_ == DrivenBy::kNoThread || done(); });
+    changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep), [&] { return is_free() || done(); });
     --waiting_;
     delegate_.expire();
   }
@@ -86,22 +90,41 @@ void LoopDriver::look_on(Lock& lock, const std::function<bool()>& done, const De
   std::erase(bystanders_, &self);
 }
 
-/// Takes the loop from an own thread that sleeps in it. That thread finds out when it wakes, so this one need not wait
-/// for it.
-bool LoopDriver::take_over() {
-  if (driven_by_ != DrivenBy::kOwnThread || !parked_ || !taken_over_) return false;
+void LoopDriver::set_driver(DrivenBy driver) {
+  driven_by_ = driver;
+  loop_->set_polled(driver != DrivenBy::kNoThread && !parked_);
+}
+
+/// The loop goes back to the own thread that sleeps in it. That thread cannot poll, so the pollers must rest.
+void LoopDriver::give_back() {
+  set_driver(DrivenBy::kNoThread);
+  if (sleeper_ && !stopping_ && drives_ - sleeper_->drives < kMaxLoans && loop_->rest()) {
+    parked_ = true;
+    parked_until_ = sleeper_->until;
+    set_driver(DrivenBy::kOwnThread);
+    task_ready() ? wake() : wake_in_time();
+  } else {
+    wake_sleeper();
+  }
+  notify();
+}
+
+/// Wakes the own thread that sleeps in the loop although the loop is not its own. It then stands by.
+void LoopDriver::wake_sleeper() {
+  if (!sleeper_ || driven_by_ == DrivenBy::kOwnThread) return;
+  sleeper_.reset();
   const uint64_t one = 1;
-  if (::write(taken_over_.get(), &one, sizeof one) != sizeof one) return false;
-  parked_ = false;
-  return true;
+  (void)!::write(wake_up_.get(), &one, sizeof one);
 }
 
 /// Drives the loop until `done`, the deadline, or the first callback. Callbacks cannot run inside this function,
 /// because a callback may wait for a message and must then be able to drive the loop. Returns false if another thread
 /// has begun to drive the loop while this one slept.
-bool LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline) {
+bool LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline,
+                            std::function<void()> begin) {
   ++drives_;
   delegate_.flush();
+  if (begin) begin();
   poll_wait_.reset();
   for (unsigned turn = 1; !done(); ++turn) {
     const bool poll_kernel = turn % kPollKernelEvery == 0;
@@ -119,7 +142,7 @@ bool LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const
     }
     lock.unlock();
     if (moved) poll_wait_.reset();
-    if (moved || !poll_wait_.idle()) spin_pause();
+    if (moved || !(loop_->take_yield() ? poll_wait_.yield() : poll_wait_.idle())) spin_pause();
     lock.lock();
   }
   return true;
@@ -132,23 +155,35 @@ bool LoopDriver::park(Lock& lock, Duration max_sleep) {
   max_sleep = std::min(max_sleep, std::max(delegate_.next_deadline() - steady_clock().now(), Duration::zero()));
   parked_ = true;
   parked_until_ = steady_clock().now() + max_sleep;
-  const uint64_t drive = drives_;
   const bool own = driven_by_ == DrivenBy::kOwnThread;
-  lock.unlock();
-  pollfd events[]{{loop_->descriptor(), POLLIN, 0}, {taken_over_.get(), POLLIN, 0}};
-  const timespec timeout{static_cast<time_t>(max_sleep.count() / 1'000'000'000),
-                         static_cast<long>(max_sleep.count() % 1'000'000'000)};
-  (void)ppoll(events, own && taken_over_ ? 2 : 1, &timeout, nullptr);
-  lock.lock();
-  if (drives_ != drive) {
-    uint64_t count;
-    if (own) (void)!::read(taken_over_.get(), &count, sizeof count);
-    return false;
+  set_driver(driven_by_);
+  if (!own) {
+    wait_for_event(lock, max_sleep, own);
+  } else {
+    const uint64_t number = ++sleeps_;
+    sleeper_ = Sleep{number, drives_, parked_until_};
+    wait_for_event(lock, max_sleep, own);
+    if (!sleeper_ || sleeper_->number != number) return false;
+    sleeper_.reset();
+    if (driven_by_ != DrivenBy::kOwnThread) return false;
   }
   parked_ = false;
+  set_driver(driven_by_);
+  loop_->yield_soon();
   loop_->poll();
   delegate_.expire();
   return true;
+}
+
+void LoopDriver::wait_for_event(Lock& lock, Duration max_sleep, bool own) {
+  lock.unlock();
+  pollfd events[]{{loop_->descriptor(), POLLIN, 0}, {wake_up_.get(), POLLIN, 0}};
+  const timespec timeout{static_cast<time_t>(max_sleep.count() / 1'000'000'000),
+                         static_cast<long>(max_sleep.count() % 1'000'000'000)};
+  (void)ppoll(events, own && wake_up_ ? 2 : 1, &timeout, nullptr);
+  lock.lock();
+  uint64_t count;
+  if (events[1].revents != 0) (void)!::read(wake_up_.get(), &count, sizeof count);
 }
 
 void LoopDriver::run_callbacks(Lock& lock) {
@@ -170,7 +205,7 @@ void LoopDriver::run_callbacks(Lock& lock) {
 }
 
 void LoopDriver::poll() {
-  if (driven_by_ != DrivenBy::kNoThread || stopping_) return;
+  if (!is_free() || stopping_) return;
   if (++drives_ % kPollKernelEvery == 0) {
     loop_->poll();
   } else {
@@ -179,17 +214,21 @@ void LoopDriver::poll() {
 }
 
 void LoopDriver::provide_progress() {
-  if (parked_) {
-    const TimePoint now = steady_clock().now();
-    const TimePoint needed = std::min(now + loop_->idle_time(kMaxSleep), delegate_.next_deadline());
-    if (needed < parked_until_) wake();
-  }
+  wake_in_time();
   provide_driver();
+}
+
+/// Wakes the thread that sleeps in the loop if there will be work before it wakes.
+void LoopDriver::wake_in_time() {
+  if (!parked_) return;
+  const TimePoint now = steady_clock().now();
+  const TimePoint needed = std::min(now + loop_->idle_time(kMaxSleep), delegate_.next_deadline());
+  if (needed < parked_until_) wake();
 }
 
 /// Makes an own thread look for work soon, without waking the thread that sleeps in the loop.
 void LoopDriver::provide_driver() {
-  if (stopping_) return;
+  if (stopping_ || driven_by_ == DrivenBy::kOwnThread) return;
   if (threads_.empty()) {
     start_thread();
   } else if (standby_ == Standby::kAsleep) {
@@ -205,15 +244,20 @@ void LoopDriver::add_task(std::shared_ptr<Task> task) {
 }
 
 void LoopDriver::alert() {
-  if (alert_ || standby_ == Standby::kNone) return;
-  alert_ = true;
-  work_.notify_one();
+  if (alert_) return;
+  if (standby_ != Standby::kNone) {
+    alert_ = true;
+    work_.notify_one();
+  } else if (sleeper_ && driven_by_ != DrivenBy::kOwnThread) {
+    alert_ = true;
+    wake_sleeper();
+  }
 }
 
 /// Called when an own thread starts a task or a callback: another one must stand by meanwhile.
 void LoopDriver::provide_standby() {
-  if (standby_ == Standby::kNapping) return;
-  if (standby_ != Standby::kNone) return alert();
+  if (standby_ == Standby::kNapping || sleeper_) return;
+  if (standby_ == Standby::kAsleep) return alert();
   if (idle_ > 0) return free_.notify_one();
   start_thread(true);
 }
@@ -285,9 +329,9 @@ bool LoopDriver::run_next_task(Lock& lock, Rest& state) {
 bool LoopDriver::drive(Lock& lock) {
   const auto not_needed = [this] { return stopping_ || waiting_ > 0 || !delegate_.has_work() || task_ready(); };
   if (driven_by_ != DrivenBy::kNoThread || not_needed()) return false;
-  driven_by_ = DrivenBy::kOwnThread;
+  set_driver(DrivenBy::kOwnThread);
   if (!take_turns(lock, not_needed, Deadline::never())) return driven_by_ == DrivenBy::kNoThread;
-  driven_by_ = DrivenBy::kNoThread;
+  set_driver(DrivenBy::kNoThread);
   changed_.notify_all();
   run_callbacks(lock);
   return true;
@@ -295,32 +339,34 @@ bool LoopDriver::drive(Lock& lock) {
 
 /// Returns when this thread should look for work.
 void LoopDriver::rest(Lock& lock, Rest& state) {
-  if (standby_ != Standby::kNone) {
+  while (standby_ != Standby::kNone) {
     ++idle_;
     free_.wait(lock);
     --idle_;
     state = {};
-    return;
+    if (stopping_ || task_ready()) return;
   }
   const auto alerted = [this] { return stopping_ || alert_; };
-  if (state.naps < kMaxIdleNaps) {
-    const uint64_t drives = drives_, begun = begun_;
-    standby_ = state.only_calls ? Standby::kDozing : Standby::kNapping;
-    const bool longer = state.only_calls || state.only_serial;
-    const bool was_alerted = work_.wait_for(lock, longer ? std::max(kDoze, options_.grace) : options_.grace, alerted);
-    const bool quick = !was_alerted && begun_ - begun >= (serial_ ? 1 : kQuickTasks);
-    const bool may_drive = was_alerted || drives_ == drives;
-    state = {quick ? 0 : state.naps + 1, !quick, may_drive, !may_drive && begun_ == begun, quick && serial_};
-  } else {
+  if (state.naps == kMaxIdleNaps) {
     standby_ = Standby::kAsleep;
     // A thread that uses the driver alerts this one from now on. One that used it during the last nap did not.
     if (!state.may_drive) {
-      work_.wait_for(lock, kDoze, alerted);
+      work_.wait_for(lock, kLongNap, alerted);
     } else if (!task_ready()) {
       work_.wait(lock, alerted);
     }
     state = {};
+    const bool must_look = !std::exchange(alert_, false) || stopping_ || task_ready();
+    standby_ = Standby::kNone;
+    if (must_look) return;
   }
+  standby_ = Standby::kNapping;
+  const uint64_t drives = drives_, begun = begun_;
+  const bool longer = state.only_calls || state.only_serial;
+  const bool was_alerted = work_.wait_for(lock, longer ? std::max(kLongNap, options_.grace) : options_.grace, alerted);
+  const bool quick = !was_alerted && begun_ - begun >= (serial_ ? 1 : kQuickTasks);
+  const bool may_drive = was_alerted || drives_ == drives;
+  state = {quick ? 0 : state.naps + 1, !quick, may_drive, !may_drive && begun_ == begun, quick && serial_};
   standby_ = Standby::kNone;
   alert_ = false;
 }
@@ -329,6 +375,7 @@ bool LoopDriver::stop(Lock& lock, const Deadline& deadline) {
   MUSTER_CHECK(!is_inside(), "a task or a callback must not stop the driver that runs it");
   stopping_ = true;
   wake();
+  wake_sleeper();
   work_.notify_all();
   free_.notify_all();
   run_callbacks(lock);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -62,8 +63,10 @@ class LoopDriver {
   // The functions below need the lock.
 
   /// Drives the loop until `done` or the deadline, or waits while another thread drives it. Releases the lock during
-  /// the wait. After it, an own thread drives the loop if there is work.
-  void wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
+  /// the wait. After it, an own thread drives the loop if there is work. `begin` is called once, with the lock, when
+  /// this thread has the loop, or when it has to wait for another one.
+  void wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline,
+                  std::function<void()> begin = nullptr);
   /// Handles events that are there already, unless another thread drives the loop. For a thread that begins many
   /// operations before it waits.
   void poll();
@@ -141,10 +144,16 @@ class LoopDriver {
 
  private:
   enum class DrivenBy : uint8_t { kNoThread, kWaitingThread, kOwnThread };
-  /// The own thread that takes over when nobody drives the loop: there is none, it naps, it dozes (naps for longer,
-  /// because other threads do all the work), or it sleeps until it is alerted. When a task begins, a thread that dozes
-  /// or sleeps is alerted. A new call only alerts a thread that sleeps.
-  enum class Standby : uint8_t { kNone, kNapping, kDozing, kAsleep };
+  /// A sleep of an own thread in the loop. Waiting threads may drive the loop meanwhile, and give it back: the own
+  /// thread sleeps on. When it wakes and the loop is not its own any more, it stands by.
+  struct Sleep {
+    uint64_t number = 0;
+    uint64_t drives = 0;  ///< drives_ when it began
+    TimePoint until;
+  };
+  /// The own thread that takes over when nobody drives the loop: there is none, it naps, or it sleeps until it is
+  /// alerted. A task that begins and a new call alert a thread that sleeps. It then naps once before it takes over.
+  enum class Standby : uint8_t { kNone, kNapping, kAsleep };
 
   /// A thread in wait_until() that leaves the loop to others.
   struct Bystander {
@@ -161,15 +170,21 @@ class LoopDriver {
     bool only_serial = false;  ///< other threads have begun serial tasks
   };
 
+  void set_driver(DrivenBy driver);
+  void give_back();
+  bool is_free() const { return driven_by_ == DrivenBy::kNoThread || (driven_by_ == DrivenBy::kOwnThread && sleeper_); }
+  void wake_sleeper();
   void provide_driver();
   void look_on(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
-  bool take_over();
-  bool take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline);
+  bool take_turns(Lock& lock, const std::function<bool()>& done, const Deadline& deadline,
+                  std::function<void()> begin = nullptr);
   bool park(Lock& lock, Duration max_sleep);
+  void wait_for_event(Lock& lock, Duration max_sleep, bool own);
   void run_own_thread(bool stands_by);
   bool run_next_task(Lock& lock, Rest& state);
   bool drive(Lock& lock);
   void rest(Lock& lock, Rest& state);
+  void wake_in_time();
   void alert();
   void provide_standby();
   /// The thread stands by, or runs tasks at once.
@@ -183,7 +198,9 @@ class LoopDriver {
   std::mutex mutex_;  ///< guards all fields below, and the delegate
   std::unique_ptr<Loop> loop_;
   DrivenBy driven_by_ = DrivenBy::kNoThread;
-  const Fd taken_over_;                ///< an eventfd that wakes an own thread from its sleep in the loop
+  const Fd wake_up_;                   ///< an eventfd that wakes the sleeper alone
+  std::optional<Sleep> sleeper_;       ///< the own thread that sleeps in the loop
+  uint64_t sleeps_ = 0;                ///< of own threads since the beginning
   bool parked_ = false;                ///< true while the thread that drives the loop sleeps
   TimePoint parked_until_;             ///< the end of that sleep
   uint64_t drives_ = 0;                ///< how often a thread has begun to drive or poll the loop

@@ -35,6 +35,8 @@ struct CallOptions {
   bool idempotent = false;
   /// No result is sent. The call ends when the function has been started.
   bool one_way = false;
+  /// Agent::call() returns when the call has ended. A worker that sleeps answers sooner than to a later wait.
+  bool waits = false;
 };
 
 /// A call whose result is pending. Shared by the futures of the caller and by the agent.

@@ -98,12 +98,14 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     LoopDriver::Lock lock = driver_.lock();
     if (!closed_) driver_.poll();  // results of earlier calls may make room in the window
     client_->begin(call);
-    if (to == self_.worker.name && !closed_) {
-      call_self(call);
+    const auto start = [&] { to == self_.worker.name && !closed_ ? call_self(call) : client_->dispatch(call); };
+    if (options.waits && !closed_) {
+      driver_.wait_until(
+          lock, [&] { return call->done(); }, Deadline::never(), start);
     } else {
-      client_->dispatch(call);
+      start();
+      driver_.provide_progress();
     }
-    driver_.provide_progress();
     driver_.run_callbacks(lock);
     return Future(call);
   }

@@ -140,7 +140,9 @@ class Worker {
   template <class T, class... Args>
   T rpc_sync(const std::string& to, const std::string& function, const CallOptions& options,
              const Args&... arguments) const {
-    return rpc_async<T>(to, function, options, arguments...).wait();
+    CallOptions waiting = options;
+    waiting.waits = true;
+    return rpc_async<T>(to, function, waiting, arguments...).wait();
   }
   /// Calls a function of the worker `to`, and returns a reference to its result at once. T is the type of the result.
   template <class T, class... Args>

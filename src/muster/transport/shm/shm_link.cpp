@@ -60,7 +60,12 @@ class ShmLink final : public LinkBase {
 
   // ---- the rings
 
-  void pump_sends() override { pump(sends_, &Rings::out); }
+  /// A new send. While this thread polls, it soon finds the answer, so the peer need not ring a doorbell.
+  void pump_sends() override {
+    if (poller_ == 0 && rings_ && loop_.is_polled()) stay_awake();
+    move_sends();
+  }
+  void move_sends() { pump(sends_, &Rings::out); }
   void pump_receives() override { pump(receives_, &Rings::in); }
   bool has_unread() const override { return rings_ && rings_->in.has_bytes(); }
 
@@ -75,7 +80,10 @@ class ShmLink final : public LinkBase {
       moved_ = true;
       budget -= std::min(budget, *moved);
       complete_done(operations);
-      if (own_end.claim_wake()) signal(LinkFrame::kDoorbell);
+      if (own_end.claim_wake()) {
+        loop_.yield_soon();
+        signal(LinkFrame::kDoorbell);
+      }
     }
     update_polling();
   }
@@ -88,7 +96,11 @@ class ShmLink final : public LinkBase {
     const bool asleep = (!sending() || rings_->out.parked()) && (!receiving() || rings_->in.parked());
     if (poller_ != 0 || asleep) return;
     spin_until_ = loop_.clock().now() + kLinkSpin;
-    poller_ = loop_.add_poller([this] { return poll(); });
+    const auto rest = [this] {
+      park();
+      run_completions();
+    };
+    poller_ = loop_.add_poller([this] { return poll(); }, rest);
   }
 
   /// True if bytes moved. A callback may destroy the link.
@@ -96,7 +108,7 @@ class ShmLink final : public LinkBase {
     moved_ = false;
     pump_receives();
     if (moved_ && rings_ && core_.is_shared_with(rings_->in.writer_core())) leave_core();
-    if (is_open()) pump_sends();
+    if (is_open()) move_sends();
     if (is_open() && poller_ != 0) {
       const TimePoint now = loop_.clock().now();
       if (moved_) spin_until_ = now + kLinkSpin;
@@ -107,13 +119,18 @@ class ShmLink final : public LinkBase {
     return moved;
   }
 
+  void stay_awake() {
+    rings_->in.park(false);
+    rings_->out.park(false);
+  }
+
   void park() {
     rings_->in.park(receiving());
     rings_->out.park(sending());
     loop_.remove_poller(std::exchange(poller_, 0));
     moved_ = false;
     pump_receives();  // bytes that arrived before the writer saw the flag
-    if (is_open()) pump_sends();
+    if (is_open()) move_sends();
   }
 
   /// Migrates away from the writer's core. Withdraws the own core number first: the other end runs as soon as this
@@ -139,11 +156,10 @@ class ShmLink final : public LinkBase {
       begin_drain(link_error(read.error(), peer()));
     }
     if (is_open() && rings_) {
-      rings_->in.park(false);
-      rings_->out.park(false);
+      stay_awake();
       core_.forget();
       pump_receives();
-      if (is_open()) pump_sends();
+      if (is_open()) move_sends();
     }
     run_completions();
   }
