@@ -65,6 +65,12 @@ std::optional<BackwardPass::Part> BackwardPass::next_part() {
   return part;
 }
 
+BackwardPass::Part BackwardPass::take_last_part() {
+  Part part = std::move(parts_.front());
+  parts_.clear();
+  return part;
+}
+
 std::set<std::string> BackwardPass::peers() const {
   std::set<std::string> peers = contacted_;
   for (const auto& [message, to] : waiting_) peers.insert(to);

@@ -53,7 +53,9 @@ class LocalGraph {
 /// those that it does not know, because they were lost, with nothing.
 ///
 /// The end is found as by Dijkstra and Scholten (1980): each part is acknowledged. The one that made a worker take part
-/// is acknowledged when the worker has ended; all others at once. The worker that has begun the pass ends last.
+/// is acknowledged when the worker has ended; all others at once. The worker that has begun the pass ends last. If the
+/// last part of a worker is for the worker that made it take part, the acknowledgment carries it. So a pass through one
+/// call costs one round trip.
 class BackwardPass {
  public:
   using Peers = std::map<MessageId, std::string>;
@@ -72,7 +74,7 @@ class BackwardPass {
                const std::vector<MessageId>& expected);
   /// A message of the forward pass has arrived during this pass: too late to take part, so it is answered with nothing.
   void add_late(MessageId message, const std::string& from);
-  /// A part that this worker has sent was acknowledged.
+  /// A part that this worker has sent was acknowledged. If the acknowledgment carries a part: after receive().
   void acknowledge() { --unacknowledged_; }
   /// Asks again for answers that are missing. For a pass that has not moved for a while.
   void ask_again();
@@ -87,6 +89,12 @@ class BackwardPass {
   std::unique_ptr<LocalGraph> take_graph() { return std::move(graph_); }
   /// The next part to send.
   std::optional<Part> next_part();
+  /// True if all that this worker has left to do is to send one part to `to`. Then take_last_part() gives that part,
+  /// for an acknowledgment to carry, and is_ended() is true.
+  bool only_owes(const std::string& to) const {
+    return is_answered() && unacknowledged_ == 0 && parts_.size() == 1 && parts_.front().to == to;
+  }
+  Part take_last_part();
 
   /// True once all messages have their answers: then the caller calls finish() of the graph.
   bool is_answered() const { return !running_ && arrived_.empty() && started_ && waiting_.empty() && owed_.empty(); }

@@ -89,7 +89,7 @@ void PassRunner::advance(Lock& lock) {
   while (phase_ != Phase::kFailed && step(lock)) {
   }
   advancing_ = false;
-  if (phase_ == Phase::kAnswered && pass_->is_ended()) end(lock);
+  if (may_end()) end(lock);
 }
 
 bool PassRunner::step(Lock& lock) {
@@ -110,9 +110,11 @@ bool PassRunner::step(Lock& lock) {
     pass_->end_run(std::move(answers));
     return true;
   }
-  if (auto part = pass_->next_part()) {
-    unlocked([&] { send(std::move(*part)); });
-    return true;
+  if (!only_owes_reply()) {
+    if (auto part = pass_->next_part()) {
+      unlocked([&] { send(std::move(*part)); });
+      return true;
+    }
   }
   if (phase_ != Phase::kRunning || !pass_->is_answered()) return false;
   unlocked([graph = pass_->take_graph()] { graph->finish(); });
@@ -120,28 +122,50 @@ bool PassRunner::step(Lock& lock) {
   return true;
 }
 
-void PassRunner::send(BackwardPass::Part part) {
-  PassPart message{options_.context, options_.id, options_.retain_graph, std::move(part.answer),
-                   std::move(part.expected)};
-  const CallOptions options{.timeout = std::max(options_.deadline.left(), Duration(1ms))};
-  const Future sent = agent_->call(part.to, kPassPart, encode(std::move(message)), options);
-  sent.then([self = shared_from_this()](const CallResult& result) { self->on_acknowledged(result); });
+Message PassRunner::message_of(BackwardPass::Part part) const {
+  return encode(
+      PassPart{options_.context, options_.id, options_.retain_graph, std::move(part.answer), std::move(part.expected)});
 }
 
-void PassRunner::on_acknowledged(const CallResult& result) {
+void PassRunner::send(BackwardPass::Part part) {
+  const std::string to = part.to;
+  const CallOptions options{.timeout = std::max(options_.deadline.left(), Duration(1ms))};
+  const Future sent = agent_->call(to, kPassPart, message_of(std::move(part)), options);
+  sent.then([self = shared_from_this(), to](const CallResult& result) { self->on_acknowledged(to, result); });
+}
+
+/// A callback must be short, so what an acknowledgment carries is run elsewhere: by wait_until(), or by a new task.
+void PassRunner::on_acknowledged(const std::string& by, const CallResult& result) {
   Lock lock(mutex_);
+  if (result && !result->head.empty()) {
+    Result<PassPart> part = decode_part(*result);
+    if (!part) return fail(lock, CallError{part.error(), {}, {}}, nullptr);
+    moved_ = steady_clock().now();
+    pass_->receive(by, std::move(part->answer), part->expected);
+    pass_->acknowledge();
+    if (begins_here()) {
+      news_ = true;
+      return;
+    }
+    lock.unlock();
+    return agent_->post([self = shared_from_this()] {
+      Lock lock(self->mutex_);
+      self->advance(lock);
+    });
+  }
   pass_->acknowledge();
   if (!result) return fail(lock, result.error(), nullptr);
-  if (advancing_ || phase_ != Phase::kAnswered || !pass_->is_ended()) return;
-  end(lock);
+  if (!advancing_ && may_end()) end(lock);
 }
 
 void PassRunner::end(Lock& lock) {
   news_ = true;
   if (!engaged_by_) return;
+  Message reply;
+  if (only_owes_reply()) reply = message_of(pass_->take_last_part());
   std::optional<Engagement> engaged_by = std::exchange(engaged_by_, std::nullopt);
   lock.unlock();
-  engaged_by->responder.reply({});
+  engaged_by->responder.reply(std::move(reply));
   lock.lock();
 }
 

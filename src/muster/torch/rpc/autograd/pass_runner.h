@@ -70,8 +70,12 @@ class PassRunner : public std::enable_shared_from_this<PassRunner> {
   bool begins_here() const { return options_.id.initiator == agent_->self().id; }
   void advance(Lock& lock);
   bool step(Lock& lock);
+  Message message_of(BackwardPass::Part part) const;
   void send(BackwardPass::Part part);
-  void on_acknowledged(const CallResult& result);
+  void on_acknowledged(const std::string& by, const CallResult& result);
+  /// All that is left is a part for the worker that made this one take part.
+  bool only_owes_reply() const { return engaged_by_ && pass_->only_owes(engaged_by_->request.from.name); }
+  bool may_end() const { return phase_ == Phase::kAnswered && (pass_->is_ended() || only_owes_reply()); }
   void fail(Lock& lock, CallError why, std::exception_ptr thrown);
   void end(Lock& lock);
 

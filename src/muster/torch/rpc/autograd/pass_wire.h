@@ -14,7 +14,7 @@
 ///   pass   := context:i64 initiator:i32 number:u64       message := sender:i32 number:u64
 ///   bytes  := length:u32 byte[length]
 ///
-/// The segments of a part are those of the gradients (write_gradients()).
+/// The segments of a part are those of the gradients (write_gradients()). The result of a part is empty, or a part.
 namespace muster::rpc {
 
 struct PassPart {
