@@ -7,12 +7,13 @@ import json
 import subprocess
 from collections.abc import Iterator
 
-from muster._programs import find_program
+from muster._programs import find_beside, find_program
 from muster.bench.report import BenchFailedError, Row
 
 SUMMARY = "remote calls between processes of this host: from C++ against gRPC, from Python against TensorPipe"
 PEERS: tuple[str, ...] = ("grpc", "tensorpipe")
 PROGRAM = "muster-rpc-load"
+AUTOGRAD_PROGRAM = "muster-rpc-autograd-load"  # needs libtorch; wheels do not have it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,27 +25,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Yields a row for each case as it is measured. gRPC is left out if it was not found when muster was built."""
     try:
-        command = [find_program(PROGRAM), "--transports", arguments.transports]
+        program = find_program(PROGRAM)
     except FileNotFoundError as error:
         raise BenchFailedError(str(error)) from None
+    options = ["--transports", arguments.transports, *(["--quick"] if arguments.quick else [])]
     floors: dict[str, float] = {}
-    with subprocess.Popen(
-        [*command, *(["--quick"] if arguments.quick else [])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as load:
-        assert load.stdout is not None and load.stderr is not None
-        for line in load.stdout:
-            row = _row(json.loads(line))
-            floors[row.case] = row.floor
-            yield row
-        errors = load.stderr.read().strip()
-    if load.returncode != 0:
-        raise BenchFailedError(errors or f"{PROGRAM} ended with status {load.returncode}")
+    for row in _rows([program, *options]):
+        floors[row.case] = row.floor
+        yield row
+    if autograd_program := find_beside(AUTOGRAD_PROGRAM):
+        yield from _rows([autograd_program, *options])
     from muster.bench.rpc_python import SMALL_MESSAGES, python_rows
 
     floors |= dict.fromkeys(SMALL_MESSAGES, floors.get("tiny call", 0.0))
     for row in python_rows(arguments.quick):
         row.floor = floors.get(row.case.removeprefix("Python: "), 0.0)
         yield row
+
+
+def _rows(command: list[str]) -> Iterator[Row]:
+    """The rows of a program, as it prints them."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as load:
+        assert load.stdout is not None and load.stderr is not None
+        for line in load.stdout:
+            yield _row(json.loads(line))
+        errors = load.stderr.read().strip()
+    if load.returncode != 0:
+        raise BenchFailedError(errors or f"{command[0]} ended with status {load.returncode}")
 
 
 def _row(figures: dict[str, str | float]) -> Row:
