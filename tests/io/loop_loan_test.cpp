@@ -77,6 +77,21 @@ TEST_F(LoopLoanTest, PollersRestWhenItGetsTheLoopBack) {
   EXPECT_TRUE(rested);
 }
 
+TEST_F(LoopLoanTest, APollerThatRestsMayAddATask) {
+  std::promise<void> ran;
+  {
+    const auto lock = driver_.lock();
+    const auto poller = std::make_shared<Loop::PollerId>();
+    *poller = driver_.loop().add_poller([] { return false; },
+                                        [&, poller] {
+                                          driver_.loop().remove_poller(*poller);
+                                          driver_.add_task([&] { ran.set_value(); });
+                                        });
+  }
+  drive(1ms);
+  ran.get_future().wait();
+}
+
 TEST_F(LoopLoanTest, ItPollsForPollersThatCannotRest) {
   std::promise<std::thread::id> driver;
   const std::thread::id here = std::this_thread::get_id();

@@ -95,10 +95,12 @@ void LoopDriver::set_driver(DrivenBy driver) {
   loop_->set_polled(driver != DrivenBy::kNoThread && !parked_);
 }
 
-/// The loop goes back to the own thread that sleeps in it. That thread cannot poll, so the pollers must rest.
+/// The loop goes back to the own thread that sleeps in it. That thread cannot poll, so the pollers must rest. They may
+/// find a last message then, and so a task, which wakes that thread.
 void LoopDriver::give_back() {
   set_driver(DrivenBy::kNoThread);
-  if (sleeper_ && !stopping_ && drives_ - sleeper_->drives < kMaxLoans && loop_->rest()) {
+  const bool sleeps_on = sleeper_ && !stopping_ && drives_ - sleeper_->drives < kMaxLoans;
+  if (sleeps_on && loop_->rest() && sleeper_) {
     parked_ = true;
     parked_until_ = sleeper_->until;
     set_driver(DrivenBy::kOwnThread);
