@@ -23,6 +23,8 @@ constexpr unsigned kPollKernelEvery = 16;
 constexpr int kMaxIdleNaps = 50;
 /// How long it naps while other threads drive the loop and no tasks begin, or while they run serial tasks.
 constexpr Duration kLongNap = 1ms;
+/// No sleep is ended because it would end later than needed by less than this.
+constexpr Duration kWakeSlack = 50us;
 /// An own thread that sleeps in the loop does not sleep on if waiting threads drive it more often than this meanwhile:
 /// making the pollers rest each time would cost more than its naps.
 constexpr uint64_t kMaxLoans = 256;
@@ -53,7 +55,7 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
   if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
   const Deadline shift = Deadline::after(options_.max_drive);
   bool looks_on = false;
-  const auto leaves = [&] { return looks_on || ((task_ready() || waiting_ > 0) && shift.passed()); };
+  const auto leaves = [&] { return !begin && (looks_on || ((task_ready() || waiting_ > 0) && shift.passed())); };
   while (!done() && !deadline.passed()) {
     if (looks_on = leaves(); looks_on) {
       look_on(lock, done, deadline);
@@ -71,6 +73,7 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
       continue;
     }
     if (begin) std::exchange(begin, nullptr)();
+    wake_in_time();
     ++waiting_;  // an own thread then leaves the loop to this thread
     changed_.wait_for(lock, std::min(deadline.left(), kMaxSleep), [&] { return is_free() || done(); });
     --waiting_;
@@ -104,17 +107,17 @@ void LoopDriver::give_back() {
     parked_ = true;
     parked_until_ = sleeper_->until;
     set_driver(DrivenBy::kOwnThread);
-    task_ready() ? wake() : wake_in_time();
+    task_ready() ? alert() : wake_in_time();
   } else {
     wake_sleeper();
+    sleeper_.reset();
   }
   notify();
 }
 
-/// Wakes the own thread that sleeps in the loop although the loop is not its own. It then stands by.
+/// Another thread that polls the loop cannot take this wake-up from it.
 void LoopDriver::wake_sleeper() {
-  if (!sleeper_ || driven_by_ == DrivenBy::kOwnThread) return;
-  sleeper_.reset();
+  if (!sleeper_ || std::exchange(sleeper_->woken, true)) return;
   const uint64_t one = 1;
   (void)!::write(wake_up_.get(), &one, sizeof one);
 }
@@ -142,9 +145,10 @@ bool LoopDriver::take_turns(Lock& lock, const std::function<bool()>& done, const
       poll_wait_.reset();
       continue;
     }
+    const bool yields = loop_->take_yield();
     lock.unlock();
     if (moved) poll_wait_.reset();
-    if (moved || !(loop_->take_yield() ? poll_wait_.yield() : poll_wait_.idle())) spin_pause();
+    if (moved || !(yields ? poll_wait_.yield() : poll_wait_.idle())) spin_pause();
     lock.lock();
   }
   return true;
@@ -163,7 +167,7 @@ bool LoopDriver::park(Lock& lock, Duration max_sleep) {
     wait_for_event(lock, max_sleep, own);
   } else {
     const uint64_t number = ++sleeps_;
-    sleeper_ = Sleep{number, drives_, parked_until_};
+    sleeper_ = Sleep{number, drives_, parked_until_, /*woken=*/false};
     wait_for_event(lock, max_sleep, own);
     if (!sleeper_ || sleeper_->number != number) return false;
     sleeper_.reset();
@@ -225,7 +229,7 @@ void LoopDriver::wake_in_time() {
   if (!parked_) return;
   const TimePoint now = steady_clock().now();
   const TimePoint needed = std::min(now + loop_->idle_time(kMaxSleep), delegate_.next_deadline());
-  if (needed < parked_until_) wake();
+  if (needed + kWakeSlack < parked_until_) wake();
 }
 
 /// Makes an own thread look for work soon, without waking the thread that sleeps in the loop.
@@ -240,25 +244,18 @@ void LoopDriver::provide_driver() {
 
 void LoopDriver::add_task(std::shared_ptr<Task> task) {
   tasks_.push_back(std::move(task));
-  if (threads_.empty()) return start_thread();
-  if (driven_by_ == DrivenBy::kOwnThread) return wake();
-  alert();
+  threads_.empty() ? start_thread() : alert();
 }
 
+/// Makes an own thread look for tasks. One that drives the loop does so in each turn.
 void LoopDriver::alert() {
-  if (alert_) return;
-  if (standby_ != Standby::kNone) {
-    alert_ = true;
-    work_.notify_one();
-  } else if (sleeper_ && driven_by_ != DrivenBy::kOwnThread) {
-    alert_ = true;
-    wake_sleeper();
-  }
+  if (driven_by_ == DrivenBy::kOwnThread || standby_ == Standby::kNone) return wake_sleeper();
+  if (!std::exchange(alert_, true)) work_.notify_one();
 }
 
 /// Called when an own thread starts a task or a callback: another one must stand by meanwhile.
 void LoopDriver::provide_standby() {
-  if (standby_ == Standby::kNapping || sleeper_) return;
+  if (standby_ == Standby::kNapping || (sleeper_ && !task_ready())) return;
   if (standby_ == Standby::kAsleep) return alert();
   if (idle_ > 0) return free_.notify_one();
   start_thread(true);
@@ -266,9 +263,7 @@ void LoopDriver::provide_standby() {
 
 void LoopDriver::change_running(int change) {
   running_ += change;
-  if (!task_ready()) return;
-  if (driven_by_ == DrivenBy::kOwnThread) return wake();
-  alert();
+  if (task_ready()) alert();
 }
 
 void LoopDriver::start_thread(bool stands_by) {
@@ -332,7 +327,7 @@ bool LoopDriver::drive(Lock& lock) {
   const auto not_needed = [this] { return stopping_ || waiting_ > 0 || !delegate_.has_work() || task_ready(); };
   if (driven_by_ != DrivenBy::kNoThread || not_needed()) return false;
   set_driver(DrivenBy::kOwnThread);
-  if (!take_turns(lock, not_needed, Deadline::never())) return driven_by_ == DrivenBy::kNoThread;
+  if (!take_turns(lock, not_needed, Deadline::never())) return driven_by_ == DrivenBy::kNoThread || task_ready();
   set_driver(DrivenBy::kNoThread);
   changed_.notify_all();
   run_callbacks(lock);

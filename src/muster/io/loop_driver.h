@@ -150,6 +150,7 @@ class LoopDriver {
     uint64_t number = 0;
     uint64_t drives = 0;  ///< drives_ when it began
     TimePoint until;
+    bool woken = false;  ///< by wake_sleeper()
   };
   /// The own thread that takes over when nobody drives the loop: there is none, it naps, or it sleeps until it is
   /// alerted. A task that begins and a new call alert a thread that sleeps. It then naps once before it takes over.
