@@ -130,14 +130,23 @@ def test_what_cannot_travel_by_reference() -> None:
     run_workers(2, _check)
 
 
+_held: list[int] = []
+
+
+@rpc.export
+def count_held() -> None:
+    _held.append(_counts()[0])
+
+
 def _die(rank: int) -> int | None:
     """A worker that holds an alias dies: its lease ends, and so does the alias."""
     if rank == 1:
         rpc.rpc_sync("w0", drop)
         tensor = rpc.rpc_sync("w0", table)
         assert tensor[0] == 1
+        rpc.rpc_sync("w0", count_held)
         os.kill(os.getpid(), signal.SIGKILL)
-    wait_until(lambda: _kept != [] and _counts()[0] == 1)
+    wait_until(lambda: _held == [1])
     wait_until(lambda: _counts() == (0, 0))
     return int(_kept.pop().sum())
 
