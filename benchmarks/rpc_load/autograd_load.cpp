@@ -5,12 +5,11 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <vector>
 
 #include "child_process.h"
 #include "floors.h"
+#include "folder.h"
 #include "muster/torch/rpc/worker.h"
 
 namespace muster::bench {
@@ -41,9 +40,8 @@ double median_of(int calls, const F& timed) {
 }
 
 void run(const std::string& transports, int calls) {
-  char path[] = "/tmp/muster-rpc-autograd-load-XXXXXX";
-  if (mkdtemp(path) == nullptr) throw std::runtime_error("cannot make a folder in /tmp");
-  const std::string store = std::string(path) + "/store";
+  const Folder folder;
+  const std::string store = folder.file("store");
   const ChildProcess server([&] {
     at::set_num_threads(1);
     const auto worker = join(store, "server", transports);
@@ -69,7 +67,6 @@ void run(const std::string& transports, int calls) {
               "\n",
               backward, 2 * call);
   (void)worker->agent().shutdown(Deadline::after(10s));
-  std::filesystem::remove_all(path);
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -18,6 +17,7 @@
 #include "caller.h"
 #include "child_process.h"
 #include "floors.h"
+#include "folder.h"
 #include "many_endpoints.h"
 #include "muster/base/bytes.h"
 #include "muster/transport/transport.h"
@@ -30,23 +30,6 @@ void fail_benchmark(const std::string& why) {
 }
 
 namespace {
-
-/// A folder with the files by which the processes find each other.
-class Folder {
- public:
-  Folder() {
-    char path[] = "/tmp/muster-rpc-load-XXXXXX";
-    if (mkdtemp(path) == nullptr) fail_benchmark("cannot make a folder in /tmp");
-    path_ = path;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 double microseconds(TimePoint begin) {
   return std::chrono::duration<double, std::micro>(steady_clock().now() - begin).count();

@@ -17,6 +17,9 @@ namespace muster {
 //   shm link             50 us, as a loop's poller    as its loop does            until the peer sends a doorbell
 //   P2P engine           64 polls                     after every further poll    when its loop has no pollers
 //
+// Loops of messages and remote calls (io/loop_driver.h) also yield at their first idle poll after a wake, and after
+// they have rung a doorbell: the thread at the other end may need this core.
+//
 // Ranks that share a core give it to each other with a yield. A spin would only delay that. So the host communicator
 // spins only a little unless there is a core for each rank, and both it and the shm link migrate away from a core that
 // the awaited rank uses (shm/cpu_migrator.h). Threads come to share a core because the kernel likes to wake a thread on
@@ -122,6 +125,7 @@ class PollWait {
   void reset() { idle_ = 0; }
   /// A poll found nothing. True if the thread yielded.
   bool idle() { return ++idle_ > polls_ && yield(); }
+  /// Yields without further polls. True if the thread yielded.
   bool yield() { return yields_.yield(); }
 
  private:

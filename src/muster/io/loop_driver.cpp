@@ -27,7 +27,7 @@ constexpr Duration kLongNap = 1ms;
 constexpr Duration kWakeSlack = 50us;
 /// An own thread that sleeps in the loop does not sleep on if waiting threads drive it more often than this meanwhile:
 /// making the pollers rest each time would cost more than its naps.
-constexpr uint64_t kMaxLoans = 256;
+constexpr uint64_t kMaxDrivesInSleep = 256;
 /// So many tasks during a nap are so short that another thread would cost more than it helps.
 constexpr uint64_t kQuickTasks = 16;
 /// The most own threads. It bounds the nesting of tasks that wait for each other's calls.
@@ -102,7 +102,7 @@ void LoopDriver::set_driver(DrivenBy driver) {
 /// find a last message then, and so a task, which wakes that thread.
 void LoopDriver::give_back() {
   set_driver(DrivenBy::kNoThread);
-  const bool sleeps_on = sleeper_ && !stopping_ && drives_ - sleeper_->drives < kMaxLoans;
+  const bool sleeps_on = sleeper_ && !stopping_ && drives_ - sleeper_->drives < kMaxDrivesInSleep;
   if (sleeps_on && loop_->rest() && sleeper_) {
     parked_ = true;
     parked_until_ = sleeper_->until;

@@ -17,7 +17,7 @@ namespace {
 constexpr Duration kTestTime = std::chrono::seconds(60);
 
 /// An own thread sleeps in the loop when a test begins.
-class LoopLoanTest : public testing::Test, private LoopDriver::Delegate {
+class LoopDriverSleepTest : public testing::Test, private LoopDriver::Delegate {
  protected:
   void SetUp() override {
     auto lock = driver_.lock();
@@ -44,7 +44,7 @@ class LoopLoanTest : public testing::Test, private LoopDriver::Delegate {
   TimePoint next_deadline() const override { return TimePoint{INT64_MAX}; }
 };
 
-TEST_F(LoopLoanTest, TheThreadThatSleepsInTheLoopGetsItBack) {
+TEST_F(LoopDriverSleepTest, TheThreadThatSleepsInTheLoopGetsItBack) {
   for (int i = 0; i < 100; ++i) drive(10us);
   drive(1ms);
   std::promise<std::thread::id> driver;
@@ -61,7 +61,7 @@ TEST_F(LoopLoanTest, TheThreadThatSleepsInTheLoopGetsItBack) {
   EXPECT_NE(driver.get_future().get(), std::this_thread::get_id());
 }
 
-TEST_F(LoopLoanTest, PollersRestWhenItGetsTheLoopBack) {
+TEST_F(LoopDriverSleepTest, PollersRestWhenItGetsTheLoopBack) {
   bool rested = false;
   {
     const auto lock = driver_.lock();
@@ -77,7 +77,7 @@ TEST_F(LoopLoanTest, PollersRestWhenItGetsTheLoopBack) {
   EXPECT_TRUE(rested);
 }
 
-TEST_F(LoopLoanTest, APollerThatRestsMayAddATask) {
+TEST_F(LoopDriverSleepTest, APollerThatRestsMayAddATask) {
   std::promise<void> ran;
   {
     const auto lock = driver_.lock();
@@ -92,7 +92,7 @@ TEST_F(LoopLoanTest, APollerThatRestsMayAddATask) {
   ran.get_future().wait();
 }
 
-TEST_F(LoopLoanTest, ItPollsForPollersThatCannotRest) {
+TEST_F(LoopDriverSleepTest, ItPollsForPollersThatCannotRest) {
   std::promise<std::thread::id> driver;
   const std::thread::id here = std::this_thread::get_id();
   auto id = std::make_shared<Loop::PollerId>();
@@ -109,7 +109,7 @@ TEST_F(LoopLoanTest, ItPollsForPollersThatCannotRest) {
   EXPECT_NE(driver.get_future().get(), here);
 }
 
-TEST_F(LoopLoanTest, ItRunsTasksAlsoWhileTheLoopIsDrivenElsewhere) {
+TEST_F(LoopDriverSleepTest, ItRunsTasksAlsoWhileTheLoopIsDrivenElsewhere) {
   std::promise<void> driven, ran;
   std::thread other([&] {
     auto lock = driver_.lock();
@@ -130,7 +130,7 @@ TEST_F(LoopLoanTest, ItRunsTasksAlsoWhileTheLoopIsDrivenElsewhere) {
   other.join();
 }
 
-TEST_F(LoopLoanTest, ADeadlineOfACallThatFollowsIsKept) {
+TEST_F(LoopDriverSleepTest, ADeadlineOfACallThatFollowsIsKept) {
   drive(1ms);
   std::promise<void> fired;
   {
@@ -141,7 +141,7 @@ TEST_F(LoopLoanTest, ADeadlineOfACallThatFollowsIsKept) {
   fired.get_future().wait();
 }
 
-TEST_F(LoopLoanTest, StopEndsIt) {
+TEST_F(LoopDriverSleepTest, StopEndsIt) {
   std::thread other([&] { drive(50ms); });
   auto lock = driver_.lock();
   EXPECT_TRUE(driver_.stop(lock, Deadline::after(kTestTime)));
@@ -149,7 +149,7 @@ TEST_F(LoopLoanTest, StopEndsIt) {
   other.join();
 }
 
-TEST_F(LoopLoanTest, AWaitBeginsOnce) {
+TEST_F(LoopDriverSleepTest, AWaitBeginsOnce) {
   for (const bool elsewhere : {false, true}) {
     std::atomic<bool> driving = false, ended = false;
     std::thread other;
