@@ -10,6 +10,7 @@
 #include "muster/base/random.h"
 #include "muster/rpc/refs/held_refs.h"
 #include "muster/rpc/refs/owned_refs.h"
+#include "muster/rpc/refs/releases.h"
 
 namespace muster::rpc {
 namespace {
@@ -102,6 +103,42 @@ TEST(HeldRefsTest, GrantsAreReleasedTogether) {
   EXPECT_EQ(refs.size(), 0);
 }
 
+TEST(ReleasesTest, AReleaseThatIsSentAgainCountsOnce) {
+  SentReleases sent;
+  CountedReleases counted;
+  const ReleaseNumber first = sent.begin("owner"), second = sent.begin("owner");
+  EXPECT_TRUE(counted.insert(1, second)) << "it has overtaken the first one";
+  EXPECT_FALSE(counted.insert(1, second));
+  EXPECT_TRUE(counted.insert(1, first));
+  EXPECT_FALSE(counted.insert(1, first));
+  EXPECT_TRUE(counted.insert(2, first)) << "another worker counts for itself";
+  sent.end("owner", second.number);
+  EXPECT_EQ(sent.begin("owner").oldest, first.number);
+  sent.end("owner", first.number);
+  const ReleaseNumber fourth = sent.begin("owner");
+  EXPECT_GT(fourth.oldest, second.number);
+  EXPECT_TRUE(counted.insert(1, fourth));
+  EXPECT_FALSE(counted.insert(1, first)) << "it was given up";
+}
+
+TEST(ReleasesTest, EachOwnerHasItsOwnOldestRelease) {
+  SentReleases sent;
+  const ReleaseNumber slow = sent.begin("slow");
+  const ReleaseNumber other = sent.begin("other");
+  EXPECT_EQ(other.oldest, other.number);
+  sent.end("other", other.number);
+  EXPECT_FALSE(sent.empty());
+  sent.end("slow", slow.number);
+  EXPECT_TRUE(sent.empty());
+}
+
+TEST(ReleasesTest, AnOwnerRemembersABoundedNumberOfReleases) {
+  CountedReleases counted;
+  for (uint64_t number = 2; number < 200'000; ++number) ASSERT_TRUE(counted.insert(1, {number, 1}));
+  EXPECT_FALSE(counted.insert(1, {1, 1})) << "too old to be told from one that was counted";
+  EXPECT_FALSE(counted.insert(1, {199'999, 1}));
+}
+
 /// Workers that create, pass and drop references at random. Messages are delayed, reordered and lost, and workers die.
 class Simulation {
  public:
@@ -127,11 +164,13 @@ class Simulation {
     for (const auto& worker : workers_) {
       if (!worker->alive) continue;
       EXPECT_EQ(worker->held.size(), 0);
+      EXPECT_TRUE(worker->sent.empty());
       EXPECT_EQ(worker->owned.size(), 0) << "worker " << worker->index;
     }
   }
 
   int passed() const { return passed_; }
+  int repeated() const { return repeated_; }
 
  private:
   struct Handle {
@@ -145,6 +184,8 @@ class Simulation {
     const std::string name;
     OwnedRefs owned;
     HeldRefs held;
+    SentReleases sent;
+    CountedReleases counted;
     std::multiset<Handle> handles;  ///< of the program
     std::multiset<Handle> pins;     ///< of calls that are pending
     uint64_t created = 0;
@@ -256,8 +297,27 @@ class Simulation {
     if (&owner == &worker) return (void)worker.owned.release(handle.id, worker.name, 1, now_);
     const uint64_t grants = worker.held.drop_handle(owner.name, handle.id);
     if (grants == 0) return;
-    send(worker, owner, [this, &owner, name = worker.name, id = handle.id, grants] {
-      (void)owner.owned.release(id, name, grants, now_);
+    send_release(worker, owner, handle.id, grants, worker.sent.begin(owner.name), now_ + kLease);
+  }
+  /// Sends it again until it is answered, so it often arrives more than once.
+  void send_release(Worker& worker, Worker& owner, const RefId& id, uint64_t grants, ReleaseNumber release,
+                    TimePoint end) {
+    const auto answered = std::make_shared<bool>(false);
+    send(worker, owner, [=, this, &worker, &owner] {
+      if (owner.counted.insert(worker.index, release)) {
+        (void)owner.owned.release(id, worker.name, grants, now_);
+      } else {
+        ++repeated_;
+      }
+      send(owner, worker, [=, &worker, &owner] {
+        *answered = true;
+        worker.sent.end(owner.name, release.number);
+      });
+    });
+    deliver_after(100ms, [=, this, &worker, &owner] {
+      if (*answered || !worker.alive) return;
+      if (now_ < end) return send_release(worker, owner, id, grants, release, end);
+      worker.sent.end(owner.name, release.number);
     });
   }
 
@@ -315,10 +375,11 @@ class Simulation {
   std::set<RefId> pending_;  ///< whose creation has not arrived
   TimePoint now_;
   int passed_ = 0;
+  int repeated_ = 0;
 };
 
 TEST(RefsSimulation, NoReferenceEndsEarlyAndNoneLeaks) {
-  int passed = 0;
+  int passed = 0, repeated = 0;
   for (const int workers : {2, 3, 8, 64}) {
     for (uint32_t seed = 0; seed < 25; ++seed) {
       SCOPED_TRACE(testing::Message() << workers << " workers, seed " << seed);
@@ -326,10 +387,12 @@ TEST(RefsSimulation, NoReferenceEndsEarlyAndNoneLeaks) {
       simulation.run(3000);
       simulation.end();
       passed += simulation.passed();
+      repeated += simulation.repeated();
       if (testing::Test::HasFailure()) return;
     }
   }
   EXPECT_GT(passed, 20'000);
+  EXPECT_GT(repeated, 1'000) << "releases that arrived again";
 }
 
 }  // namespace

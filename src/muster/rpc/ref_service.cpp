@@ -1,7 +1,7 @@
 // The functions that workers call at each other for references. Numbers are little-endian.
 //
 //   muster.ref.grant    ref:ref holder:string                     counts a grant
-//   muster.ref.release  ref:ref grants:u64                        of the caller
+//   muster.ref.release  ref:ref grants:u64 number:u64 oldest:u64  of the caller; releases.h explains the numbers
 //   muster.ref.renew    count:u32 { ref:ref grants:u64 }[count]   what the caller holds
 //   ref    := creator:i32 number:u64                              string := length:u32 byte[length]
 #include "muster/rpc/ref_service.h"
@@ -21,8 +21,6 @@ constexpr const char* kRelease = "muster.ref.release";
 constexpr const char* kRenew = "muster.ref.renew";
 /// The renewals in one lease.
 constexpr int kRenewals = 4;
-/// If a release does not arrive in this time, the lease ends what it should have ended.
-constexpr Duration kReleaseTime = 5s;
 /// References in one message of renewals.
 constexpr size_t kMaxRenewed = 1000;
 
@@ -114,9 +112,13 @@ Result<> RefService::add_functions() {
   const auto release = [](RefService& self, const Request& request, Reader& in) -> Result<> {
     MUSTER_ASSIGN(const RefId id, get_ref_id(in));
     MUSTER_ASSIGN(const auto grants, in.get<uint64_t>());
+    ReleaseNumber release;
+    MUSTER_ASSIGN(release.number, in.get<uint64_t>());
+    MUSTER_ASSIGN(release.oldest, in.get<uint64_t>());
     MUSTER_TRY(in.finish());
     std::shared_ptr<RefValue> value;  // destroyed without the lock
     const std::lock_guard lock(self.mutex_);
+    if (!self.counted_.insert(request.from.id, release)) return {};
     value = self.owned_.release(id, request.from.name, grants, steady_clock().now());
     return {};
   };
@@ -131,7 +133,7 @@ Result<> RefService::add_functions() {
     return in.finish();
   };
   MUSTER_TRY(agent_->add_function(kGrant, guarded(grant), {}));
-  MUSTER_TRY(agent_->add_function(kRelease, guarded(release), {}));
+  MUSTER_TRY(agent_->add_function(kRelease, guarded(release), {.idempotent = true}));
   return agent_->add_function(kRenew, guarded(renew), {.idempotent = true});
 }
 
@@ -237,11 +239,24 @@ void RefService::drop(const std::string& owner, const RefId& id) {
   }
   const uint64_t grants = held_.drop_handle(owner, id);
   lock.unlock();
-  if (grants == 0) return;
+  if (grants > 0) send_release(owner, id, grants);
+}
+
+/// If it does not arrive within the lease, the lease ends what it should have ended.
+void RefService::send_release(const std::string& owner, const RefId& id, uint64_t grants) {
+  ReleaseNumber release;
+  {
+    const std::lock_guard lock(releases_->mutex);
+    release = releases_->sent.begin(owner);
+  }
   Writer out;
   put_ref_id(out, id);
-  out.put(grants);
-  (void)agent_->call(owner, kRelease, Message{out.take(), {}}, {.timeout = kReleaseTime});
+  out.put(grants).put(release.number).put(release.oldest);
+  agent_->call(owner, kRelease, Message{out.take(), {}}, {.timeout = options_.lease, .idempotent = true})
+      .then([releases = releases_, owner, number = release.number](const CallResult&) {
+        const std::lock_guard lock(releases->mutex);
+        releases->sent.end(owner, number);
+      });
 }
 
 // ---- leases

@@ -13,6 +13,7 @@
 #include "muster/rpc/agent.h"
 #include "muster/rpc/refs/held_refs.h"
 #include "muster/rpc/refs/owned_refs.h"
+#include "muster/rpc/refs/releases.h"
 
 namespace muster::rpc {
 
@@ -96,6 +97,7 @@ class RefService : public std::enable_shared_from_this<RefService> {
   Result<> add_functions();
   Error not_found(const RefId& id) const;
   void drop(const std::string& owner, const RefId& id);
+  void send_release(const std::string& owner, const RefId& id, uint64_t grants);
   void keep_leases();
   void renew_all();
 
@@ -107,6 +109,11 @@ class RefService : public std::enable_shared_from_this<RefService> {
     std::vector<RefPtr> dropped;
     bool stop = false;
   };
+  /// The callbacks of calls share it, because one may come after the service has ended.
+  struct Releases {
+    std::mutex mutex;
+    SentReleases sent;
+  };
   static void run_thread(const std::weak_ptr<RefService>& weak, Wake& wake, Duration interval);
 
   const std::shared_ptr<Agent> agent_;
@@ -115,9 +122,11 @@ class RefService : public std::enable_shared_from_this<RefService> {
   mutable std::mutex mutex_;  ///< guards the fields below
   OwnedRefs owned_;
   HeldRefs held_;
+  CountedReleases counted_;
   std::unordered_map<RefId, std::vector<Callback>> waiting_;
   uint64_t created_ = 0;
   bool stopped_ = false;
+  const std::shared_ptr<Releases> releases_ = std::make_shared<Releases>();
   const std::shared_ptr<Wake> wake_ = std::make_shared<Wake>();
   std::thread background_;  ///< keeps the leases
 };

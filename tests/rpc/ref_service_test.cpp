@@ -1,0 +1,62 @@
+// References between two real endpoints, whose connections break.
+#include "muster/rpc/ref_service.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "rpc/workers.h"
+
+namespace muster::rpc::test {
+namespace {
+
+constexpr int kMaxFd = 256;
+
+/// Breaks all TCP connections of this process, as a network would that fails.
+int break_connections() {
+  int broken = 0;
+  for (int fd = 3; fd < kMaxFd; ++fd) {
+    sockaddr_storage peer{};
+    socklen_t length = sizeof peer;
+    if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || peer.ss_family != AF_INET) continue;
+    if (::shutdown(fd, SHUT_RDWR) == 0) ++broken;
+  }
+  return broken;
+}
+
+TEST(RefService, AReleaseIsSentAgainWhenItsConnectionBreaks) {
+  constexpr int kRounds = 20, kRefs = 50;
+  const std::shared_ptr<Store> store = memory_store();
+  const auto a = start(store, options_for("a", "tcp")), b = start(store, options_for("b", "tcp"));
+  // The lease is longer than the test, so only releases can end references.
+  const RefService::Options options{.lease = 10 * kPatience};
+  const auto holder = RefService::start(a, options), owner = RefService::start(b, options);
+  ASSERT_TRUE(holder && owner);
+  ASSERT_TRUE(b->add_function("echo", echo, {.idempotent = true}));
+  int broken = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    (void)result_of(a->call("b", "echo", text("x"), {.idempotent = true}));  // there is a connection
+    std::vector<RefPtr> refs;
+    for (int i = 0; i < kRefs; ++i) {
+      refs.push_back((*holder)->create("b"));
+      (*owner)->accept(refs.back()->id(), a->self());
+      (*owner)->set_value(refs.back()->id(), std::make_shared<RefValue>());
+    }
+    EXPECT_EQ((*owner)->counts().first, kRefs);
+    refs.clear();
+    broken += break_connections();
+    const Deadline deadline = Deadline::after(kPatience);
+    while ((*owner)->counts().first > 0 && !deadline.passed()) std::this_thread::yield();
+    ASSERT_EQ((*owner)->counts().first, 0) << "in round " << round;
+  }
+  EXPECT_GT(broken, 0);
+  for (const auto& service : {*holder, *owner}) service->stop();
+  for (const auto& agent : {a, b}) EXPECT_TRUE(agent->shutdown(Deadline::after(kPatience)));
+}
+
+}  // namespace
+}  // namespace muster::rpc::test
