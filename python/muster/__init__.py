@@ -12,6 +12,7 @@ also has:
     muster.nn               DistributedDataParallel and DataParallel
     muster.forkserver       processes that start in milliseconds with torch imported
     muster.rpc              calls of functions in other processes of the job, with the names of torch.distributed.rpc
+    muster.graph            collectives inside compiled graphs
     muster.hooks, muster.optim   for slow links: compressed gradients, LocalSGD and DiLoCo
     muster.elastic_launch(config, fn)(*args)   calls a function in the processes of a job, and returns their results
     muster.dump(), muster.trace(path)   the last operations of this process's groups; a trace of them, or of all ranks
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 from muster import _requirements
 
 if TYPE_CHECKING:
-    from muster import hooks, nn, optim, rpc
+    from muster import graph, hooks, nn, optim, rpc
     from muster._backend import process_group, transport
     from muster._group import Group, group, monitored_barrier
     from muster._launch import elastic_launch
@@ -66,6 +67,7 @@ __all__ = [
     "__version__",
     "dump",
     "elastic_launch",
+    "graph",
     "group",
     "hooks",
     "monitored_barrier",
@@ -104,7 +106,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'muster' has no attribute {name!r}")
     _requirements.check()
-    if name in ("hooks", "nn", "optim", "rpc"):
+    if name in ("graph", "hooks", "nn", "optim", "rpc"):
         return importlib.import_module(f"muster.{name}")
     value = getattr(importlib.import_module(_LAZY_IMPORTS.get(name, "muster.errors")), name)
     globals()[name] = value

@@ -18,6 +18,7 @@ from torch.distributed.constants import default_pg_timeout
 from muster import _C
 from muster._group import as_timedelta, backend_of
 from muster._options import Options
+from muster.graph._install import install
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, _DistributedBackendOptions
@@ -42,6 +43,7 @@ def form(store: Store, rank: int, size: int, timeout: timedelta, name: str, opti
     if options.timeout is not None and timeout not in (default_pg_timeout, options.timeout):
         raise ValueError(_two_timeouts(options.timeout, timeout))
     _leave_at_exit(os.getpid())
+    install()
     return _C.create_backend(
         store=store,
         rank=rank,

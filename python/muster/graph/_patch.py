@@ -1,0 +1,84 @@
+"""Calls of other packages that wrap those of torch.distributed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from muster.graph import _calls
+from muster.graph._install import install, substitute
+
+# Packages whose wrappers Dynamo cannot trace: module, and names of functions in it.
+_KNOWN = {
+    "deepspeed.comm.comm": (
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "gather",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "scatter",
+    )
+}
+_patched: set[int] = set()
+
+
+def patch(function: Callable[..., Any] | str | None = None, call: str | None = None) -> None:
+    """Makes graphs hold the calls of a function that wraps one of torch.distributed. Outside graphs nothing changes.
+
+    Args:
+        function: the wrapper, or its name, "package.module.function". Without it, those of known packages that are
+            installed: DeepSpeed.
+        call: the name of the call in torch.distributed. Default: the function's own name.
+
+    Arguments that torch's call does not have, such as names for a log, are ignored in a graph. Further calls for the
+    same function do nothing.
+
+    Raises:
+        ValueError: torch.distributed has no such call, or a graph cannot hold it.
+    """
+    install()
+    if function is None:
+        for module, names in _KNOWN.items():
+            if importlib.util.find_spec(module.partition(".")[0]) is not None:
+                for name in names:
+                    patch(f"{module}.{name}")
+        return
+    wrapper: Any = function
+    if isinstance(function, str):
+        module, _, name = function.rpartition(".")
+        wrapper = getattr(importlib.import_module(module), name)
+    name = call or wrapper.__name__
+    if name not in _calls.CALLS:
+        raise ValueError(
+            f"{wrapper.__module__}.{wrapper.__name__}: a graph cannot hold torch.distributed.{name}(); "
+            "name the call that it wraps with call=..."
+        )
+    if id(wrapper) not in _patched:
+        _patched.add(id(wrapper))
+        substitute(wrapper, _adapted(wrapper, _calls.CALLS[name]))
+
+
+def _adapted(wrapper: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` with the wrapper's arguments. The first ones are those of the call, in the same order."""
+    own = list(inspect.signature(wrapper).parameters.values())
+    given = list(inspect.signature(call).parameters)
+    names = [parameter.name for parameter in own]
+    known = {parameter.name: parameter.name for parameter in own if parameter.name in given}
+    for parameter, name in zip(own, given, strict=False):
+        if parameter.default is parameter.empty and parameter.name not in known:
+            known[parameter.name] = name
+
+    def traceable(*arguments: Any, **named: Any) -> Any:
+        everything = dict(zip(names, arguments, strict=False)) | named
+        return call(**{known[name]: value for name, value in everything.items() if name in known})
+
+    return traceable

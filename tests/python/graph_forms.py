@@ -1,0 +1,477 @@
+"""The forms of calls that a graph can hold, one function for each.
+
+A form takes x, float32[4, 3], and the group of all ranks. It returns one tensor or several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import muster.graph
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.distributed.nn.functional as dist_nn
+
+Form = Callable[[torch.Tensor, Any], Any]
+FORMS: dict[str, Form] = {}
+
+
+def form(function: Form) -> Form:
+    FORMS[function.__name__] = function
+    return function
+
+
+@form
+def all_reduce(x: torch.Tensor, group: Any) -> Any:
+    dist.all_reduce(x, group=group)
+    return x * 2
+
+
+@form
+def all_reduce_max(x: torch.Tensor, group: Any) -> Any:
+    dist.all_reduce(x, dist.ReduceOp.MAX, group)
+    return x * 2
+
+
+@form
+def all_reduce_avg(x: torch.Tensor, group: Any) -> Any:
+    dist.all_reduce(x, op=dist.ReduceOp.AVG, group=group)
+    return x * 2
+
+
+@form
+def all_reduce_default_group(x: torch.Tensor, group: Any) -> Any:
+    dist.all_reduce(x)
+    return x * 2
+
+
+@form
+def all_reduce_of_a_view(x: torch.Tensor, group: Any) -> Any:
+    dist.all_reduce(x[1:3], group=group)
+    return x * 2
+
+
+@form
+def all_reduce_async(x: torch.Tensor, group: Any) -> Any:
+    work = dist.all_reduce(x, group=group, async_op=True)
+    y = torch.ones(3) + 1
+    work.wait()
+    return x * y
+
+
+@form
+def all_reduce_is_completed(x: torch.Tensor, group: Any) -> Any:
+    work = dist.all_reduce(x, group=group, async_op=True)
+    while not work.is_completed():
+        pass
+    work.wait()
+    return x * 2
+
+
+@form
+def all_reduce_future(x: torch.Tensor, group: Any) -> Any:
+    work = dist.all_reduce(x, group=group, async_op=True)
+    future = work.get_future().then(lambda done: done.value()[0] / 2)
+    return future.wait() + 1
+
+
+@form
+def all_reduce_coalesced(x: torch.Tensor, group: Any) -> Any:
+    y = x + 1
+    dist.all_reduce_coalesced([x, y], group=group)
+    return x, y
+
+
+@form
+def coalescing_all_reduce(x: torch.Tensor, group: Any) -> Any:
+    y = x + 1
+    with dist._coalescing_manager(group=group):
+        dist.all_reduce(x, group=group)
+        dist.all_reduce(y, group=group)
+    return x, y
+
+
+@form
+def coalescing_async(x: torch.Tensor, group: Any) -> Any:
+    y = x + 1
+    with dist._coalescing_manager(group=group, async_ops=True) as manager:
+        dist.all_reduce(x, group=group)
+        dist.all_reduce(y, group=group)
+    manager.wait()
+    return x, y
+
+
+@form
+def coalescing_all_gather(x: torch.Tensor, group: Any) -> Any:
+    out = [x.new_empty(4 * group.size(), 3) for _ in range(2)]
+    with dist._coalescing_manager(group=group):
+        for part in out:
+            dist.all_gather_into_tensor(part, x, group=group)
+    return tuple(out)
+
+
+@form
+def broadcast(x: torch.Tensor, group: Any) -> Any:
+    dist.broadcast(x, 1, group=group)
+    return x * 2
+
+
+@form
+def broadcast_group_src(x: torch.Tensor, group: Any) -> Any:
+    dist.broadcast(x, group=group, group_src=1)
+    return x * 2
+
+
+@form
+def broadcast_async(x: torch.Tensor, group: Any) -> Any:
+    work = dist.broadcast(x, src=1, group=group, async_op=True)
+    work.wait()
+    return x * 2
+
+
+@form
+def reduce(x: torch.Tensor, group: Any) -> Any:
+    dist.reduce(x, 1, group=group)
+    return x * 2 if group.rank() == 1 else torch.zeros(1)
+
+
+@form
+def reduce_async(x: torch.Tensor, group: Any) -> Any:
+    dist.reduce(x, dst=0, op=dist.ReduceOp.MAX, group=group, async_op=True).wait()
+    return x * 2 if group.rank() == 0 else torch.zeros(1)
+
+
+@form
+def all_gather(x: torch.Tensor, group: Any) -> Any:
+    parts = [torch.empty_like(x) for _ in range(group.size())]
+    dist.all_gather(parts, x, group=group)
+    return torch.cat(parts) * 2
+
+
+@form
+def all_gather_uneven(x: torch.Tensor, group: Any) -> Any:
+    parts = [x.new_empty(rank + 1, 3) for rank in range(group.size())]
+    dist.all_gather(parts, x[: group.rank() + 1], group=group)
+    return torch.cat(parts) * 2
+
+
+@form
+def all_gather_async(x: torch.Tensor, group: Any) -> Any:
+    parts = [torch.empty_like(x) for _ in range(group.size())]
+    dist.all_gather(parts, x, group=group, async_op=True).wait()
+    return torch.cat(parts) * 2
+
+
+@form
+def all_gather_into_tensor(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(4 * group.size(), 3)
+    dist.all_gather_into_tensor(out, x, group=group)
+    return out * 2
+
+
+@form
+def all_gather_into_stacked_tensor(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(group.size(), 4, 3)
+    dist.all_gather_into_tensor(out, x, group=group)
+    return out * 2
+
+
+@form
+def all_gather_into_tensor_async(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(4 * group.size(), 3)
+    work = dist.all_gather_into_tensor(out, x, group=group, async_op=True)
+    work.wait()
+    return out * 2
+
+
+@form
+def gather(x: torch.Tensor, group: Any) -> Any:
+    parts = [torch.empty_like(x) for _ in range(group.size())] if group.rank() == 1 else None
+    dist.gather(x, parts, dst=1, group=group)
+    return torch.cat(parts) * 2 if parts else x
+
+
+@form
+def gather_async(x: torch.Tensor, group: Any) -> Any:
+    parts = [torch.empty_like(x) for _ in range(group.size())] if group.rank() == 0 else None
+    dist.gather(x, parts, group=group, async_op=True).wait()
+    return torch.cat(parts) * 2 if parts else x
+
+
+@form
+def scatter(x: torch.Tensor, group: Any) -> Any:
+    parts = [x + rank for rank in range(group.size())] if group.rank() == 1 else None
+    out = torch.empty_like(x)
+    dist.scatter(out, parts, src=1, group=group)
+    return out * 2
+
+
+@form
+def scatter_async(x: torch.Tensor, group: Any) -> Any:
+    parts = [x + rank for rank in range(group.size())] if group.rank() == 0 else None
+    out = torch.empty_like(x)
+    dist.scatter(out, parts, src=0, group=group, async_op=True).wait()
+    return out * 2
+
+
+@form
+def reduce_scatter(x: torch.Tensor, group: Any) -> Any:
+    out = torch.empty_like(x)
+    dist.reduce_scatter(out, [x + rank for rank in range(group.size())], group=group)
+    return out * 2
+
+
+@form
+def reduce_scatter_uneven(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(group.rank() + 1, 3)
+    dist.reduce_scatter(out, [x[: rank + 1] for rank in range(group.size())], group=group)
+    return out * 2
+
+
+@form
+def reduce_scatter_async(x: torch.Tensor, group: Any) -> Any:
+    out = torch.empty_like(x)
+    dist.reduce_scatter(out, [x + rank for rank in range(group.size())], group=group, async_op=True).wait()
+    return out * 2
+
+
+@form
+def reduce_scatter_tensor(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(4, 3)
+    dist.reduce_scatter_tensor(out, x.repeat(group.size(), 1), group=group)
+    return out * 2
+
+
+@form
+def reduce_scatter_tensor_async(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(4, 3)
+    dist.reduce_scatter_tensor(out, x.repeat(group.size(), 1), group=group, async_op=True).wait()
+    return out * 2
+
+
+@form
+def all_to_all(x: torch.Tensor, group: Any) -> Any:
+    out = [torch.empty_like(x) for _ in range(group.size())]
+    dist.all_to_all(out, [x + rank for rank in range(group.size())], group=group)
+    return torch.cat(out) * 2
+
+
+@form
+def all_to_all_uneven(x: torch.Tensor, group: Any) -> Any:
+    out = [x.new_empty(group.rank() + 1, 3) for _ in range(group.size())]
+    dist.all_to_all(out, [x[: rank + 1] for rank in range(group.size())], group=group)
+    return torch.cat(out) * 2
+
+
+@form
+def all_to_all_async(x: torch.Tensor, group: Any) -> Any:
+    out = [torch.empty_like(x) for _ in range(group.size())]
+    dist.all_to_all(out, [x + rank for rank in range(group.size())], group=group, async_op=True).wait()
+    return torch.cat(out) * 2
+
+
+@form
+def all_to_all_single(x: torch.Tensor, group: Any) -> Any:
+    source = x.repeat(group.size(), 1)
+    out = torch.empty_like(source)
+    dist.all_to_all_single(out, source, group=group)
+    return out * 2
+
+
+@form
+def all_to_all_single_uneven(x: torch.Tensor, group: Any) -> Any:
+    sizes = [rank + 1 for rank in range(group.size())]
+    source = x.repeat(group.size(), 1)[: sum(sizes)]
+    out = x.new_empty((group.rank() + 1) * group.size(), 3)
+    dist.all_to_all_single(out, source, [group.rank() + 1] * group.size(), sizes, group=group)
+    return out * 2
+
+
+@form
+def all_to_all_single_async(x: torch.Tensor, group: Any) -> Any:
+    source = x.repeat(group.size(), 1)
+    out = torch.empty_like(source)
+    dist.all_to_all_single(out, source, group=group, async_op=True).wait()
+    return out * 2
+
+
+@form
+def barrier(x: torch.Tensor, group: Any) -> Any:
+    dist.barrier(group=group)
+    return x * 2
+
+
+@form
+def barrier_async(x: torch.Tensor, group: Any) -> Any:
+    work = dist.barrier(group=group, async_op=True)
+    y = x * 2
+    work.wait()
+    return y
+
+
+@form
+def send_recv(x: torch.Tensor, group: Any) -> Any:
+    out = torch.empty_like(x)
+    if group.rank() == 0:
+        dist.send(x, 1, group=group)
+        dist.recv(out, 1, group=group)
+    elif group.rank() == 1:
+        dist.recv(out, 0, group=group)
+        dist.send(x + out, 0, group=group)
+    return out * 2 if group.rank() < 2 else x
+
+
+@form
+def isend_irecv(x: torch.Tensor, group: Any) -> Any:
+    size, rank = group.size(), group.rank()
+    out = torch.empty_like(x)
+    works: list[Any] = [dist.isend(x, (rank + 1) % size, group=group), dist.irecv(out, (rank - 1) % size, group=group)]
+    for work in works:
+        work.wait()
+    return out * 2
+
+
+@form
+def batch_isend_irecv(x: torch.Tensor, group: Any) -> Any:
+    size, rank = group.size(), group.rank()
+    out = torch.empty_like(x)
+    ops = [dist.P2POp(dist.isend, x, (rank + 1) % size, group), dist.P2POp(dist.irecv, out, (rank - 1) % size, group)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return out * 2
+
+
+# ---- torch's functional collectives
+
+
+@form
+def functional_all_reduce(x: torch.Tensor, group: Any) -> Any:
+    return funcol.all_reduce(x, "sum", group) * 2
+
+
+@form
+def functional_all_gather(x: torch.Tensor, group: Any) -> Any:
+    return funcol.all_gather_tensor(x, 0, group) * 2
+
+
+@form
+def functional_all_gather_dim(x: torch.Tensor, group: Any) -> Any:
+    return funcol.all_gather_tensor(x, 1, group) * 2
+
+
+@form
+def functional_reduce_scatter(x: torch.Tensor, group: Any) -> Any:
+    return funcol.reduce_scatter_tensor(x.repeat(group.size(), 1), "sum", 0, group) * 2
+
+
+@form
+def functional_all_to_all(x: torch.Tensor, group: Any) -> Any:
+    return funcol.all_to_all_single(x.repeat(group.size(), 1), None, None, group) * 2
+
+
+@form
+def functional_broadcast(x: torch.Tensor, group: Any) -> Any:
+    return funcol.broadcast(x, 1, group) * 2
+
+
+@form
+def functional_all_reduce_coalesced(x: torch.Tensor, group: Any) -> Any:
+    a, b = funcol.all_reduce_coalesced([x, x + 1], "sum", group)
+    return a * 2, b * 2
+
+
+@form
+def functional_permute(x: torch.Tensor, group: Any) -> Any:
+    return funcol.permute_tensor(x.reshape(-1), [(r + 1) % group.size() for r in range(group.size())], group) * 2
+
+
+@form
+def functional_all_gather_autograd(x: torch.Tensor, group: Any) -> Any:
+    return funcol.all_gather_tensor_autograd(x, 0, group) * 2
+
+
+@form
+def functional_reduce_scatter_autograd(x: torch.Tensor, group: Any) -> Any:
+    return funcol.reduce_scatter_tensor_autograd(x.repeat(group.size(), 1), "sum", 0, group) * 2
+
+
+@form
+def functional_all_to_all_autograd(x: torch.Tensor, group: Any) -> Any:
+    s = [4] * group.size()
+    return funcol.all_to_all_single_autograd(x.repeat(group.size(), 1), s, s, group) * 2
+
+
+@form
+def nn_all_reduce(x: torch.Tensor, group: Any) -> Any:
+    return dist_nn.all_reduce(x * 1, group=group) * 2
+
+
+@form
+def nn_all_gather(x: torch.Tensor, group: Any) -> Any:
+    return torch.cat(dist_nn.all_gather(x, group)) * 2
+
+
+@form
+def nn_reduce_scatter(x: torch.Tensor, group: Any) -> Any:
+    return dist_nn.reduce_scatter(torch.empty_like(x), [x + r for r in range(group.size())], group=group) * 2
+
+
+@form
+def nn_all_to_all(x: torch.Tensor, group: Any) -> Any:
+    return (
+        torch.cat(
+            dist_nn.all_to_all(
+                [torch.empty_like(x) for _ in range(group.size())], [x + r for r in range(group.size())], group=group
+            )
+        )
+        * 2
+    )
+
+
+@form
+def nn_all_to_all_single(x: torch.Tensor, group: Any) -> Any:
+    s = x.repeat(group.size(), 1)
+    return dist_nn.all_to_all_single(torch.empty_like(s), s, group=group) * 2
+
+
+@form
+def nn_broadcast(x: torch.Tensor, group: Any) -> Any:
+    return dist_nn.broadcast(x * 1, 1, group) * 2
+
+
+@form
+def nn_reduce(x: torch.Tensor, group: Any) -> Any:
+    y = dist_nn.reduce(x * 1, 1, group=group)
+    return y * 2 if group.rank() == 1 else y * 0
+
+
+@form
+def nn_gather(x: torch.Tensor, group: Any) -> Any:
+    return torch.cat(dist_nn.gather(x, 1, group)) * (1 if group.rank() == 1 else 0)
+
+
+@form
+def nn_scatter(x: torch.Tensor, group: Any) -> Any:
+    return dist_nn.scatter([x + r for r in range(group.size())], 1, group) * 2
+
+
+@form
+def queries(x: torch.Tensor, group: Any) -> Any:
+    y = x * dist.get_rank(group) + dist.get_world_size(group)
+    if dist.is_initialized() and dist.is_available():
+        y = y + dist.get_global_rank(group, 1) + dist.get_group_rank(group, 1) + dist.get_process_group_ranks(group)[1]
+    return y + len(dist.get_backend(group))
+
+
+@form
+def all_gather_into_tensor_uneven(x: torch.Tensor, group: Any) -> Any:
+    sizes = [r + 1 for r in range(group.size())]
+    return muster.graph.all_gather_into_tensor_uneven(x[: sizes[group.rank()]], sizes, group) * 2
+
+
+@form
+def reduce_scatter_tensor_uneven(x: torch.Tensor, group: Any) -> Any:
+    sizes = [1] * (group.size() - 1) + [5 - group.size()]
+    return muster.graph.reduce_scatter_tensor_uneven(x, sizes, group=group) * 2

@@ -1,0 +1,178 @@
+"""Every form of call is in one graph, and gives what it gives without a graph."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import muster.graph
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from graph_forms import FORMS
+from ranks import run_ranks
+
+# What has a gradient without a graph, too.
+DIFFERENTIABLE = [name for name in FORMS if name.startswith("nn_") or "autograd" in name]
+
+
+def compare_forms(rank: int, compiler: str, names: list[str], needs_gradient: bool) -> dict[str, str]:
+    """The forms that differ in a graph, and how."""
+    torch.set_num_threads(1)
+    failures = {}
+    for name in names:
+        torch._dynamo.reset()
+        try:
+            compare(FORMS[name], compiler, rank, needs_gradient)
+        except Exception:
+            failures[name] = traceback.format_exc()
+    return failures
+
+
+def compare(form: Any, compiler: str, rank: int, needs_gradient: bool, group: Any = None) -> None:
+    results = []
+    for function in (form, torch.compile(form, backend=compiler, fullgraph=True)):
+        x = (torch.arange(12.0).reshape(4, 3) * (rank + 1)).requires_grad_(needs_gradient)
+        output = function(x, group or dist.group.WORLD)
+        if needs_gradient:
+            weight = torch.arange(output.numel(), dtype=output.dtype).reshape(output.shape) + rank
+            (output * weight).sum().backward()
+        results.append((output, x.detach(), x.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def assert_equal(size: int, compiler: str, names: list[str], needs_gradient: bool = False) -> None:
+    for rank, failures in enumerate(run_ranks(size, compare_forms, compiler, names, needs_gradient, timeout=500)):
+        assert not failures, f"rank {rank}, {size} ranks: {list(failures)}\n{next(iter(failures.values()))}"
+
+
+def test_there_are_forms_of_every_call() -> None:
+    assert len(FORMS) >= 60
+
+
+def test_each_form_is_captured() -> None:
+    assert_equal(2, "aot_eager", list(FORMS))
+
+
+def test_each_form_has_the_gradient_that_it_has_without_a_graph() -> None:
+    assert_equal(2, "aot_eager", DIFFERENTIABLE, needs_gradient=True)
+
+
+def call_in_part(rank: int) -> None:
+    torch.set_num_threads(1)
+    group = dist.new_group([0, 1])
+    if rank == 2:
+
+        def reduce(x: torch.Tensor) -> Any:
+            return dist.all_reduce(x, group=group)
+
+        assert torch.compile(reduce, backend="aot_eager", fullgraph=True)(torch.ones(1)) is None
+        return
+    for name in ("all_reduce", "broadcast_async", "gather", "all_gather_uneven", "batch_isend_irecv", "nn_scatter"):
+        compare(FORMS[name], "aot_eager", rank, False, group)
+
+
+def test_calls_in_a_part_of_the_ranks_are_captured() -> None:
+    run_ranks(3, call_in_part)
+
+
+def call_in_mesh(rank: int) -> None:
+    torch.set_num_threads(1)
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+
+    def functional(x: torch.Tensor, group: Any) -> Any:
+        return funcol.all_reduce(x, "sum", (mesh, 0)), funcol.all_gather_tensor(x, 0, mesh["b"])
+
+    def in_place(x: torch.Tensor, group: Any) -> Any:
+        dist.all_reduce(x, group=mesh.get_group("a"))
+        work: Any = dist.broadcast(x, group=mesh.get_group("b"), group_src=1, async_op=True)
+        work.wait()
+        return x * 2
+
+    for form in (functional, in_place):
+        compare(form, "aot_eager", rank, False)
+
+
+def test_calls_in_the_groups_of_a_mesh_are_captured() -> None:
+    run_ranks(4, call_in_mesh)
+
+
+def keep_work(rank: int) -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def begin(x: torch.Tensor) -> Any:
+        return dist.all_reduce(x, async_op=True)
+
+    x = torch.ones(3) * (rank + 1)
+    work = begin(x)
+    assert work.wait()
+    assert x.tolist() == [3, 3, 3]
+
+
+def test_a_work_may_leave_the_graph() -> None:
+    run_ranks(2, keep_work)
+
+
+def send_objects(rank: int) -> None:
+    def exchange(x: torch.Tensor) -> Any:
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rank": rank})
+        return x * 2, objects
+
+    doubled, objects = torch.compile(exchange, backend="aot_eager")(torch.ones(1))
+    assert doubled.tolist() == [2]
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=r"all_gather_object\(\) sends Python objects, which a graph cannot hold"):
+        torch.compile(exchange, backend="aot_eager", fullgraph=True)(torch.ones(1))
+
+
+def test_a_call_with_objects_is_outside_the_graph_and_says_so() -> None:
+    run_ranks(2, send_objects)
+
+
+def logged_all_to_all(output: Any, tensor: Any, group: Any = None, log_name: str = "", prof: bool = False) -> Any:
+    with open("/dev/null") as log:  # what Dynamo cannot trace
+        log.read()
+    return dist.all_to_all_single(output, tensor, group=group)
+
+
+def wrap_calls(rank: int) -> None:
+    def exchange(x: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(x)
+        logged_all_to_all(output, tensor=x, log_name="layer 1", prof=True)
+        return output
+
+    muster.graph.patch(logged_all_to_all, "all_to_all_single")
+    muster.graph.patch(f"{__name__}.logged_all_to_all", "all_to_all_single")
+    x = torch.arange(4.0) + 10 * rank
+    compiled = torch.compile(exchange, backend="aot_eager", fullgraph=True)(x)
+    assert torch.equal(compiled, exchange(x))
+    with pytest.raises(ValueError, match=r"logged_all_to_all: a graph cannot hold torch.distributed.logged_all_to_all"):
+        muster.graph.patch(logged_all_to_all)
+
+
+def test_a_wrapper_of_another_package_can_be_captured() -> None:
+    run_ranks(2, wrap_calls)
+
+
+def make_mistakes(rank: int) -> None:
+    x = torch.ones(4, 2)
+    mistakes: list[tuple[str, Any]] = [
+        ("split_sizes has 1 numbers for 2 ranks", lambda: muster.graph.all_gather_into_tensor_uneven(x, [4])),
+        ("has 4 rows, not 7 as in split_sizes", lambda: muster.graph.reduce_scatter_tensor_uneven(x, [3, 4])),
+    ]
+    for words, call in mistakes:
+        with pytest.raises(ValueError, match=words):
+            call()
+    gathers = torch.compile(lambda x: dist.gather(x, None, dst=0), backend="aot_eager", fullgraph=True)
+    receives = torch.compile(lambda x: dist.recv(x), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="cannot receive from any rank; give src or group_src"):
+        receives(x)
+    if rank == 0:
+        with pytest.raises(Exception, match="the root, and only the root, needs gather_list"):
+            gathers(x)
+
+
+def test_mistakes_are_errors() -> None:
+    run_ranks(2, make_mistakes)
