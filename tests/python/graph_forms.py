@@ -201,6 +201,29 @@ def gather_async(x: torch.Tensor, group: Any) -> Any:
 
 
 @form
+def all_gather_single(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(4 * group.size(), 3)
+    dist.all_gather_single(out, x, group=group)
+    return out * 2
+
+
+@form
+def reduce_scatter_single(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(4, 3)
+    dist.reduce_scatter_single(out, x.repeat(group.size(), 1), group=group)
+    return out * 2
+
+
+if hasattr(dist, "gather_single"):  # since torch 2.14
+
+    @form
+    def gather_single(x: torch.Tensor, group: Any) -> Any:
+        out = x.new_empty(4 * group.size(), 3) if group.rank() == 0 else None
+        getattr(dist, "gather_single")(x, out, group=group)  # noqa: B009  not in mypy's torch
+        return x if out is None else out * 2
+
+
+@form
 def scatter(x: torch.Tensor, group: Any) -> Any:
     parts = [x + rank for rank in range(group.size())] if group.rank() == 1 else None
     out = torch.empty_like(x)

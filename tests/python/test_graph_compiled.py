@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from graph_forms import FORMS
 from ranks import run_ranks
 from test_graph_capture import assert_equal
 
-ROWS = 1 << 20
+SIDE = 2048
 
 
 def test_each_form_gives_the_same_when_it_is_compiled() -> None:
@@ -22,32 +23,34 @@ def test_each_form_is_captured_at_three_ranks() -> None:
 
 
 def send_late(rank: int) -> None:
-    """Rank 0 computes between the beginning and the end of a send, rank 1 receives only after that."""
+    """Rank 1 receives only after a reduction. For its tensor rank 0 needs memory while the send is pending."""
 
     @torch.compile(fullgraph=True)
     def send(x: torch.Tensor) -> torch.Tensor:
-        message = x * 2
-        work: Any = dist.isend(message, 1)
-        between = x
-        for step in range(8):
-            between = (between @ between) / (1 + step)  # needs new memory each time
-        dist.barrier()
+        work: Any = dist.isend(x * 2, 1)
+        product = x @ x
+        dist.all_reduce(product)
         work.wait()
-        return between
+        return product
 
     @torch.compile(fullgraph=True)
-    def receive(x: torch.Tensor) -> torch.Tensor:
-        message = torch.empty_like(x)
-        dist.barrier()
+    def receive(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = x @ x
+        dist.all_reduce(product)
+        message = torch.empty_like(product)
         dist.recv(message, 0)
-        return message
+        return product, message
 
-    x = torch.ones(1024, ROWS // 1024)
+    torch.set_num_threads(1)
+    x = torch.eye(SIDE) * 3
     for _ in range(3):
-        message = send(x) if rank == 0 else receive(x)
-        if rank == 1:
+        if rank == 0:
+            product = send(x)
+        else:
+            product, message = receive(x)
             assert torch.equal(message, x * 2)
+        assert torch.equal(product, x * 6)
 
 
-def test_memory_of_a_pending_send_is_not_used_again() -> None:
-    run_ranks(2, send_late, env={"MUSTER_TRANSPORT": "tcp"})
+def test_memory_of_a_pending_send_is_not_used_again(tmp_path: Path) -> None:
+    run_ranks(2, send_late, env={"MUSTER_TRANSPORT": "tcp", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})

@@ -172,6 +172,18 @@ def gather(
     return _end([pending], [_list_at_root(gather_list, group.rank() == root, "gather_list")], async_op)
 
 
+def gather_single(
+    tensor: torch.Tensor,
+    gather_tensor: torch.Tensor | None = None,
+    dst: int | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    parts = None if gather_tensor is None else [gather_tensor]
+    return gather(tensor, parts, dst, group, async_op, group_dst)
+
+
 def scatter(
     tensor: torch.Tensor,
     scatter_list: Tensors | None = None,
@@ -367,6 +379,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "reduce_scatter_tensor": reduce_scatter_tensor,
     "broadcast": broadcast,
     "gather": gather,
+    "gather_single": gather_single,
     "scatter": scatter,
     "all_gather": all_gather,
     "all_gather_into_tensor": all_gather_into_tensor,

@@ -10,6 +10,7 @@ import functools
 import importlib.abc
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +39,14 @@ def _extend_dynamo() -> None:
                 substitute(getattr(module, name), call)
 
 
+_substituted: set[int] = set()
+
+
 def substitute(original: Callable[..., Any], traceable: Callable[..., Any]) -> None:
-    """From now on Dynamo traces `traceable` in place of `original`."""
-    torch.compiler.substitute_in_graph(original, skip_signature_check=True)(traceable)
+    """From now on Dynamo traces `traceable` in place of `original`. Further calls for the same function do nothing."""
+    if id(original) not in _substituted:
+        torch.compiler.substitute_in_graph(original, skip_signature_check=True)(traceable)
+        _substituted.add(id(original))
 
 
 def _extend_inductor() -> None:
@@ -52,9 +58,19 @@ def _extend_inductor() -> None:
 def _after_import(name: str, function: Callable[[], None]) -> None:
     """Calls `function` when the module has been imported: now, if it is imported already."""
     if name in sys.modules:
-        function()
+        _try(function)
     else:
         sys.meta_path.insert(0, _Finder(name, function))
+
+
+def _try(function: Callable[[], None]) -> None:
+    """Compiling without collectives must work even if a release of torch has changed what this extends."""
+    try:
+        function()
+    except Exception as error:
+        warnings.warn(
+            f"muster: compiled graphs cannot hold collectives with torch {torch.__version__}: {error}", stacklevel=2
+        )
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -74,6 +90,6 @@ class _Finder(importlib.abc.MetaPathFinder):
     def _wrap(self, execute: Callable[[Any], None]) -> Callable[[Any], None]:
         def execute_and_call(module: Any) -> None:
             execute(module)
-            self._function()
+            _try(self._function)
 
         return execute_and_call

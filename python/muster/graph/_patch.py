@@ -28,7 +28,6 @@ _KNOWN = {
         "scatter",
     )
 }
-_patched: set[int] = set()
 
 
 def patch(function: Callable[..., Any] | str | None = None, call: str | None = None) -> None:
@@ -62,9 +61,7 @@ def patch(function: Callable[..., Any] | str | None = None, call: str | None = N
             f"{wrapper.__module__}.{wrapper.__name__}: a graph cannot hold torch.distributed.{name}(); "
             "name the call that it wraps with call=..."
         )
-    if id(wrapper) not in _patched:
-        _patched.add(id(wrapper))
-        substitute(wrapper, _adapted(wrapper, _calls.CALLS[name]))
+    substitute(wrapper, _adapted(wrapper, _calls.CALLS[name]))
 
 
 def _adapted(wrapper: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
