@@ -32,6 +32,9 @@ muster = muster._autoload:load
 [torch.distributed.backends]
 muster = muster._autoload:load
 
+[torch_dynamo_backends]
+muster = muster.graph:compile_graph
+
 [pytest11]
 muster = muster_pytest
 """

@@ -38,6 +38,7 @@ SLOW_FILES = (
     "rpc_faults",
     "docs_run",
     "graph_compiled",
+    "graph_backend",
     "bench",
     "zygote",
     "import",

@@ -204,6 +204,7 @@ def test_the_development_install_is_found_as_a_distribution(
     assert [(point.group, point.value) for point in found.entry_points] == [
         ("torch.backends", "muster._autoload:load"),
         ("torch.distributed.backends", "muster._autoload:load"),
+        ("torch_dynamo_backends", "muster.graph:compile_graph"),
         ("pytest11", "muster_pytest"),
     ]
     assert (site / "torch_muster.pth").read_text().strip() == str(ROOT / "python")

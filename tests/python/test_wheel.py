@@ -68,8 +68,12 @@ def test_the_wheel_contains_all_parts(wheel: Path) -> None:
         text = archive.read(entry_points).decode()
     found = configparser.ConfigParser()
     found.read_string(text)
-    groups = ("torch.backends", "torch.distributed.backends", "pytest11")
-    assert [found[group]["muster"] for group in groups] == ["muster._autoload:load"] * 2 + ["muster_pytest"]
+    assert {group: found[group]["muster"] for group in found.sections()} == {
+        "torch.backends": "muster._autoload:load",
+        "torch.distributed.backends": "muster._autoload:load",
+        "torch_dynamo_backends": "muster.graph:compile_graph",
+        "pytest11": "muster_pytest",
+    }
     assert "muster/__init__.py" in names
     assert "muster/py.typed" in names
     assert "muster_pytest/__init__.py" in names

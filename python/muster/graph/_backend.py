@@ -1,0 +1,131 @@
+"""The backend "muster" of torch.compile: Inductor, with a planned order of collectives."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.fx
+from torch.distributed import distributed_c10d as c10d
+
+from muster.graph._agreement import agree
+from muster.graph._costs import Costs, costs_of
+
+_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "muster")
+# In Inductor's code: torch.ops.NAMESPACE.OPERATOR.default(BUFFER, ..., 'GROUP')
+_CALL = re.compile(rf"torch\.ops\.(?:{'|'.join(_NAMESPACES)})\.(\w+)\.\w+\((.*)\)$", re.MULTILINE)
+_GROUP = re.compile(r"'([^']*)'[^']*$")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the backend.
+
+    Attributes:
+        overlap: begin collectives early, and wait for them late. Without it the order is Inductor's.
+        max_bytes: results of collectives that begin early may take so much memory more, in bytes.
+        timeout: how long a rank waits for the others to compile the same graph.
+    """
+
+    overlap: bool = True
+    max_bytes: float = 1 << 30
+    timeout: timedelta = timedelta(minutes=5)
+
+
+def backend(config: Config | None = None) -> Callable[..., Any]:
+    """A backend for torch.compile with these options: `torch.compile(model, backend=muster.graph.backend(config))`.
+
+    All ranks of a group must compile the same collectives. They compare them while they compile: MismatchError and
+    TimeoutError of muster say what differs. Rank 0's measurements are used by all.
+    """
+    return functools.partial(_compile, config=config or Config())
+
+
+def compile_graph(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """torch.compile(backend="muster") calls this."""
+    return _compile(module, inputs, config=Config())
+
+
+def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config) -> Any:
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    groups = _groups_of(module)
+    if not groups:
+        return compile_fx(module, inputs)
+    for group in groups:
+        agree(group, ["the beginning of the graph"], config.timeout)
+
+    @functools.wraps(compile_fx_inner)
+    def compile_and_agree(*arguments: Any, **named: Any) -> Any:
+        compiled = compile_fx_inner(*arguments, **named)
+        calls = _calls_of(getattr(compiled, "source_code", ""))
+        for group in groups:
+            agree(group, calls.get(group.group_name, []), config.timeout)
+        return compiled
+
+    patches: dict[str, Any] = {}
+    if config.overlap:
+        patches = {
+            "reorder_for_compute_comm_overlap": True,
+            "reorder_for_compute_comm_overlap_passes": [Reorder(costs_of(groups), config.max_bytes)],
+        }
+    return compile_fx(module, inputs, inner_compile=compile_and_agree, config_patches=patches)
+
+
+class Reorder:
+    """A pass of Inductor's scheduler. It holds what the plan depends on, because it is part of the key of the cache."""
+
+    def __init__(self, costs: Costs, max_bytes: float):
+        self._costs = costs
+        self._max_bytes = max_bytes
+        self._version = _version()
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        from muster.graph._inductor import reorder
+
+        return reorder(nodes, self._costs, self._max_bytes)
+
+
+@functools.cache
+def _version() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _groups_of(module: torch.fx.GraphModule) -> list[Any]:
+    """The groups of the graph's collectives, in the order of their first call."""
+    names: dict[str, None] = {}
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if node.op == "call_function" and str(node.target).partition(".")[0] in _NAMESPACES:
+                arguments = [*node.args, *node.kwargs.values()]
+                names |= dict.fromkeys(
+                    each for each in reversed(arguments) if isinstance(each, str) and _is_group(each)
+                )
+    return [c10d._resolve_process_group(name) for name in names]  # type: ignore[arg-type]
+
+
+def _is_group(name: str) -> bool:
+    try:
+        c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    except Exception:
+        return False
+    return True
+
+
+def _calls_of(code: str) -> dict[str, list[str]]:
+    """The collectives in Inductor's code, by group, without messages, which differ by rank."""
+    calls: dict[str, list[str]] = {}
+    for operator, arguments in _CALL.findall(code):
+        group = _GROUP.search(arguments)
+        if group is not None and operator != "exchange":
+            calls.setdefault(group.group(1), []).append(operator)
+    return calls

@@ -1,0 +1,105 @@
+"""How long the tasks of a graph take: measured rates of this machine, and of the links of a group."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_SIDE = 512  # of the matrices that are multiplied
+_COPIED = 32 << 20  # bytes
+_SIZES = 4 << 10, 4 << 20  # bytes of the reductions
+_TIMES = 5
+_KERNEL_SECONDS = 2e-6  # of calling a kernel
+
+
+@dataclass(frozen=True)
+class LinkCosts:
+    """Of one group."""
+
+    latency: float  # seconds of a small collective
+    bytes_per_second: float  # that a rank sends
+
+
+@dataclass(frozen=True)
+class Costs:
+    flops_per_second: float = 2e10
+    bytes_per_second: float = 8e9
+    links: dict[str, LinkCosts] = field(default_factory=dict)  # by the name of the group
+
+    def compute_seconds(self, flops: float, bytes_moved: float) -> float:
+        return _KERNEL_SECONDS + max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+
+    def wire_seconds(self, group_name: str, bytes_sent: float) -> float:
+        link = self.links[group_name]
+        return link.latency + bytes_sent / link.bytes_per_second
+
+
+def bytes_sent(operator: str, size: int, input_bytes: int, output_bytes: int) -> float:
+    """What a rank sends, or receives if that is more."""
+    others = (size - 1) / size
+    if "all_reduce" in operator:
+        return 2 * others * input_bytes
+    return others * max(input_bytes, output_bytes)
+
+
+_known: dict[tuple[str, ...], Costs] = {}
+
+
+def costs_of(groups: list[Any]) -> Costs:
+    """The costs of graphs with these groups, equal at all ranks. Measured at the first call, which takes some
+    milliseconds for each group. All ranks of the groups must make it at the same time.
+    """
+    names = tuple(group.group_name for group in groups)
+    if names not in _known:
+        rates = [rate for group in groups for rate in _measure_links(group)] + list(_measure_machine())
+        tensor = torch.tensor([_rounded(rate) for rate in rates], dtype=torch.float64)
+        for group in groups:  # in a mesh, what rank 0 has measured comes to all ranks in this way
+            dist.broadcast(tensor, group=group, group_src=0)
+        *links, flops, copied = tensor.tolist()
+        _known[names] = Costs(
+            flops,
+            copied,
+            {name: LinkCosts(*links[2 * index : 2 * index + 2]) for index, name in enumerate(names)},
+        )
+    return _known[names]
+
+
+def _rounded(rate: float) -> float:
+    """Rates that differ a little give the same plan, and the same key of Inductor's cache."""
+    return 2.0 ** round(math.log2(rate))
+
+
+def _measure_machine() -> tuple[float, float]:
+    """Floating-point operations and bytes per second."""
+    matrix = torch.ones(_SIDE, _SIDE)
+    source = torch.ones(_COPIED // 4)
+    target = torch.empty_like(source)
+    return (
+        2 * _SIDE**3 / _seconds(lambda: torch.mm(matrix, matrix)),
+        2 * _COPIED / _seconds(lambda: target.copy_(source)),
+    )
+
+
+def _measure_links(group: Any) -> tuple[float, float]:
+    """The latency of a group, and the bytes per second that a rank sends."""
+    if group.size() == 1:
+        return 1e-9, 1e18
+    small, large = (_seconds(functools.partial(dist.all_reduce, torch.ones(size // 4), group=group)) for size in _SIZES)
+    return small, bytes_sent("all_reduce", group.size(), _SIZES[1] - _SIZES[0], 0) / max(large - small, 1e-9)
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    """The shortest of several times."""
+    best = math.inf
+    for _ in range(_TIMES):
+        begin = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - begin)
+    return best

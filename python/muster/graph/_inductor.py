@@ -1,0 +1,49 @@
+"""Gives the order of _plan.py to Inductor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._inductor.utils import is_collective, is_wait
+from torch._inductor.virtualized import V
+from torch.distributed import distributed_c10d as c10d
+
+from muster.graph._costs import Costs, bytes_sent
+from muster.graph._plan import Kind, Task, order
+
+
+def reorder(nodes: list[Any], costs: Costs, max_bytes: float) -> list[Any]:
+    """The nodes of Inductor's scheduler in the order of the plan."""
+    tasks = tasks_of(nodes, costs)
+    return [nodes[index] for index in order(tasks, max_bytes)]
+
+
+def tasks_of(nodes: list[Any], costs: Costs) -> list[Task]:
+    makers = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
+    tasks: list[Task] = []
+    for index, node in enumerate(nodes):
+        needs = frozenset(makers[dep.name] for dep in node.unmet_dependencies if makers.get(dep.name, index) != index)
+        if is_collective(node.node):
+            tasks.append(_start(node.node, needs, costs))
+        elif is_wait(node.node):
+            starts = [need for need in needs if tasks[need].kind is Kind.START]
+            tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]) if starts else Task(Kind.COMPUTE, 0.0, needs))
+        else:
+            flops = sum(part.estimate_flops() or 0 for part in node.get_nodes())
+            seconds = costs.compute_seconds(flops, node.get_read_write_buffers_sizes())
+            tasks.append(Task(Kind.COMPUTE, seconds, needs))
+    return tasks
+
+
+def _start(kernel: Any, needs: frozenset[int], costs: Costs) -> Task:
+    group_name = next(argument for argument in reversed(kernel.constant_args) if isinstance(argument, str))
+    size = c10d._resolve_process_group(group_name).size()  # type: ignore[arg-type]
+    inputs = sum(_bytes(each) for each in kernel.inputs)
+    outputs = sum(_bytes(each) for each in getattr(kernel, "outputs", None) or ())
+    sent = bytes_sent(str(kernel.op_overload), size, inputs, outputs)
+    return Task(Kind.START, costs.wire_seconds(group_name, sent), needs, bytes=outputs)
+
+
+def _bytes(buffer: Any) -> int:
+    count = V.graph.sizevars.optimization_hint(buffer.get_numel(), fallback=0)
+    return int(count) * buffer.get_dtype().itemsize

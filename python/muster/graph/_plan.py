@@ -1,0 +1,198 @@
+"""In which order the tasks of a graph run, so that ranks compute while their messages are on the way.
+
+Pure functions: they know neither torch nor Inductor. A rank has two resources: it computes one task at a time, and its
+messages use the wire one after the other, in the order in which they begin.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class Kind(enum.Enum):
+    COMPUTE = "compute"
+    START = "start"  # of a collective; it does not wait for it
+    WAIT = "wait"  # for a collective
+
+
+@dataclass(frozen=True)
+class Task:
+    kind: Kind
+    seconds: float  # of computing; START: on the wire
+    needs: frozenset[int] = frozenset()  # indices of tasks that run before this one
+    start: int = -1  # WAIT: the index of its START, which is also in `needs`
+    bytes: int = 0  # START: memory of the result, from the start until all that need it have run
+
+
+@dataclass
+class Timeline:
+    """When each task runs, in seconds from the beginning; START: when its message is on the wire."""
+
+    begin: list[float]
+    end: list[float]
+    total: float = 0.0
+    exposed: float = 0.0  # how long the rank computes nothing because it waits
+
+
+@dataclass
+class _State:
+    """What has happened up to `now`."""
+
+    now: float = 0.0
+    wire: float = 0.0  # when the last message that has begun ends
+    pending: int = 0  # bytes of results that are still needed
+    ends: dict[int, float] = field(default_factory=dict)  # of messages, by START
+
+
+def timeline(tasks: Sequence[Task], order: Sequence[int]) -> Timeline:
+    """When the tasks run in this order."""
+    result = Timeline([0.0] * len(tasks), [0.0] * len(tasks))
+    now = wire = 0.0
+    for index in order:
+        task = tasks[index]
+        if task.kind is Kind.START:
+            result.begin[index] = wire = max(now, wire)
+            wire += task.seconds
+            result.end[index] = wire
+            continue
+        if task.kind is Kind.WAIT:
+            result.begin[index] = now
+            result.exposed += max(0.0, result.end[task.start] - now)
+            now = max(now, result.end[task.start])
+        else:
+            result.begin[index] = now
+            now += task.seconds
+        result.end[index] = now
+    result.total = max(now, wire)
+    return result
+
+
+def lower_bound(tasks: Sequence[Task]) -> float:
+    """No order takes less: all computing, all messages, and the longest path."""
+    kinds = {kind: sum(task.seconds for task in tasks if task.kind is kind) for kind in (Kind.COMPUTE, Kind.START)}
+    return max(*kinds.values(), *_tails(tasks), 0.0)
+
+
+def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
+    """An order in which waits cost little: list scheduling by the longest path to the end (Graham 1969).
+
+    max_bytes: results of collectives that are started early may take so much memory. It is exceeded only if nothing
+    else can run.
+
+    Equal tasks give equal orders, so ranks that have the same tasks start their collectives in the same order.
+    """
+    tails = _tails(tasks)
+    users = _users(tasks)
+    missing = [len(task.needs) for task in tasks]
+    holds = _holds(tasks, users)
+    starts: list[tuple[float, int]] = []
+    waits: list[tuple[float, int]] = []  # by the end of their messages
+    ready: list[tuple[float, int]] = []  # tasks to compute, and waits for messages that have ended
+    state = _State()
+    result: list[int] = []
+
+    def offer(index: int) -> None:
+        task = tasks[index]
+        if task.kind is Kind.START:
+            heapq.heappush(starts, (-tails[index], index))
+        elif task.kind is Kind.WAIT:
+            heapq.heappush(waits, (state.ends[task.start], index))
+        else:
+            heapq.heappush(ready, (-tails[index], index))
+
+    def run(index: int) -> None:
+        task = tasks[index]
+        if task.kind is Kind.START:
+            state.wire = state.ends[index] = max(state.now, state.wire) + task.seconds
+            state.pending += task.bytes
+        elif task.kind is Kind.WAIT:
+            state.now = max(state.now, state.ends[task.start])
+        else:
+            state.now += task.seconds
+        result.append(index)
+        for start in holds.freed_by(index):
+            state.pending -= tasks[start].bytes
+        for user in users[index]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                offer(user)
+
+    for index, count in enumerate(missing):
+        if count == 0:
+            offer(index)
+    while starts or waits or ready:
+        if starts and state.pending + tasks[starts[0][1]].bytes <= max_bytes:
+            run(heapq.heappop(starts)[1])
+            continue
+        while waits and waits[0][0] <= state.now:
+            index = heapq.heappop(waits)[1]
+            heapq.heappush(ready, (-tails[index], index))
+        run(heapq.heappop(ready or waits or starts)[1])
+    if len(result) != len(tasks):
+        raise ValueError("the tasks need each other in a circle")
+    return result
+
+
+def _users(tasks: Sequence[Task]) -> list[list[int]]:
+    users: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        for need in sorted(task.needs):
+            users[need].append(index)
+    return users
+
+
+def _tails(tasks: Sequence[Task]) -> list[float]:
+    """The length of the longest path from the beginning of each task to the end."""
+    users = _users(tasks)
+    tails = [0.0] * len(tasks)
+    for index in reversed(_sorted(tasks, users)):
+        task = tasks[index]
+        longest = task.seconds
+        for user in users[index]:
+            waits = task.kind is not Kind.START or tasks[user].start == index
+            longest = max(longest, tails[user] + (task.seconds if waits else 0.0))
+        tails[index] = longest
+    return tails
+
+
+def _sorted(tasks: Sequence[Task], users: list[list[int]]) -> list[int]:
+    missing = [len(task.needs) for task in tasks]
+    result = [index for index, count in enumerate(missing) if count == 0]
+    for index in result:  # grows
+        for user in users[index]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                result.append(user)
+    return result
+
+
+class _Holds:
+    """Which tasks must have run before the result of a collective is not needed any more."""
+
+    def __init__(self) -> None:
+        self._left: dict[int, int] = {}  # by START
+        self._starts: dict[int, list[int]] = {}  # by the task that needs its result
+
+    def add(self, start: int, users: set[int]) -> None:
+        self._left[start] = len(users)
+        for user in users:
+            self._starts.setdefault(user, []).append(start)
+
+    def freed_by(self, index: int) -> list[int]:
+        freed = []
+        for start in self._starts.pop(index, ()):
+            self._left[start] -= 1
+            if self._left[start] == 0:
+                freed.append(start)
+        return freed
+
+
+def _holds(tasks: Sequence[Task], users: list[list[int]]) -> _Holds:
+    holds = _Holds()
+    for index, task in enumerate(tasks):
+        if task.kind is Kind.WAIT:
+            holds.add(task.start, {index, *users[index]})
+    return holds

@@ -1,0 +1,144 @@
+"""torch.compile(backend="muster"): results, the planned order, and ranks that compile different graphs."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import muster.graph
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch._inductor.utils import run_and_get_code
+
+import muster
+
+SIDE = 64
+LAYERS = 4
+
+
+def gathered(x: torch.Tensor, shards: list[torch.Tensor]) -> torch.Tensor:
+    """Each layer gathers its weights, as with FSDP."""
+    for shard in shards:
+        weights = shard.new_empty(SIDE, SIDE)
+        dist.all_gather_into_tensor(weights, shard)
+        x = torch.relu(x @ weights)
+    return x
+
+
+def inputs(rank: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    torch.manual_seed(rank)
+    return torch.randn(SIDE, SIDE), [torch.randn(SIDE // 2, SIDE) / SIDE for _ in range(LAYERS)]
+
+
+def order_of(code: str) -> str:
+    """The kernels in Inductor's code: s for the start of a collective, w for a wait, m for a multiplication."""
+    letters = {"all_gather_into_tensor.default(": "s", "wait_tensor.default(": "w", "extern_kernels.mm(": "m"}
+    found = re.findall("|".join(re.escape(each) for each in letters), code)
+    return "".join(letters[each] for each in found)
+
+
+def plan_layers(rank: int) -> list[str]:
+    torch.set_num_threads(1)
+    x, shards = inputs(rank)
+    expected = gathered(x, shards)
+    orders = []
+    for backend in (
+        "inductor",
+        "muster",
+        muster.graph.backend(muster.graph.Config(overlap=False)),
+        muster.graph.backend(muster.graph.Config(max_bytes=2 * SIDE * SIDE * 4)),
+    ):
+        torch._dynamo.reset()
+        result, codes = run_and_get_code(torch.compile(gathered, backend=backend, fullgraph=True), x, shards)
+        torch.testing.assert_close(result, expected)
+        orders.append(order_of(codes[0]))
+    return orders
+
+
+def test_collectives_begin_early_and_are_awaited_late(tmp_path: Path) -> None:
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
+    for orders in run_ranks(2, plan_layers, env=env):
+        assert orders == ["swm" * 4, "sssswmwmwmwm", "swm" * 4, "sswmswmswmwm"]
+
+
+def train(rank: int) -> None:
+    torch.set_num_threads(1)
+    group = dist.group.WORLD
+    x, shards = inputs(rank)
+
+    def step(x: torch.Tensor, shards: list[torch.Tensor]) -> torch.Tensor:
+        for shard in shards:
+            weights = muster.graph.all_gather_into_tensor_uneven(shard, [SIDE // 2] * 2, group)
+            x = torch.relu(x @ weights)
+        return x.square().mean()
+
+    gradients = []
+    for function in (step, torch.compile(step, backend="muster", fullgraph=True)):
+        leaves = [shard.clone().requires_grad_() for shard in shards]
+        function(x, leaves).backward()
+        gradients.append([leaf.grad for leaf in leaves])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_gradients_are_those_without_a_graph() -> None:
+    run_ranks(2, train)
+
+
+def differ(rank: int) -> None:
+    @torch.compile(backend="muster", fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if rank == 0:
+            dist.all_reduce(x)
+        else:
+            dist.broadcast(x, 0)
+        return x * 2
+
+    with pytest.raises(
+        Exception, match=r"collective 0 of the graph is \w+ at rank 0, and \w+ at rank 1|at rank 1, and"
+    ):
+        step(torch.ones(4))
+
+
+def test_ranks_that_compile_other_collectives_get_an_error() -> None:
+    run_ranks(2, differ)
+
+
+def compile_alone(rank: int) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x * 2
+
+    config = muster.graph.Config(timeout=timedelta(seconds=1))
+    compiled = torch.compile(step, backend=muster.graph.backend(config), dynamic=False)
+    assert compiled(torch.ones(4)).tolist() == [4.0] * 4
+    if rank == 1:
+        with pytest.raises(Exception, match=r"rank 0 of group \w+ has not compiled the graph that rank 1 compiles"):
+            compiled(torch.ones(5))
+
+
+def test_a_rank_that_compiles_alone_gets_an_error() -> None:
+    run_ranks(2, compile_alone)
+
+
+def compile_in_parts(rank: int) -> None:
+    torch.set_num_threads(1)
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    first, second = mesh.get_group("a"), mesh.get_group("b")
+
+    def step(x: torch.Tensor) -> Any:
+        y = x * 2
+        dist.all_reduce(x, group=first)
+        dist.all_reduce(y, group=second)
+        return x @ y
+
+    x = torch.ones(8, 8) * (rank + 1)
+    expected = step(x.clone())
+    torch.testing.assert_close(torch.compile(step, backend="muster", fullgraph=True)(x.clone()), expected)
+
+
+def test_graphs_with_several_groups() -> None:
+    run_ranks(4, compile_in_parts)

@@ -1,0 +1,111 @@
+"""The order of a graph's tasks: it is valid, equal at all ranks, and close to the best."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from muster.graph._plan import Kind, Task, lower_bound, order, timeline
+
+MS = 1e-3
+
+
+def gathered_layers(count: int, wire: float, compute: float, gathered: int = 0) -> list[Task]:
+    """As of FSDP: each layer gathers its weights, waits for them, and multiplies."""
+    tasks: list[Task] = []
+    last = None
+    for _ in range(count):
+        start = len(tasks)
+        tasks.append(Task(Kind.START, wire, bytes=gathered))
+        tasks.append(Task(Kind.WAIT, 0.0, frozenset({start}), start))
+        needs = {start + 1} if last is None else {start + 1, last}
+        last = len(tasks)
+        tasks.append(Task(Kind.COMPUTE, compute, frozenset(needs)))
+    return tasks
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[Task]:
+    tasks: list[Task] = []
+    for _ in range(draw(st.integers(1, 25))):
+        count = len(tasks)
+        needs = frozenset(draw(st.sets(st.integers(0, count - 1), max_size=3))) if count else frozenset()
+        seconds = draw(st.integers(0, 9)) * MS
+        if draw(st.booleans()):
+            tasks.append(Task(Kind.START, seconds, needs, bytes=draw(st.integers(0, 10))))
+            tasks.append(Task(Kind.WAIT, 0.0, frozenset({count}), count))
+        else:
+            tasks.append(Task(Kind.COMPUTE, seconds, needs))
+    return tasks
+
+
+def most_bytes(tasks: list[Task], places: list[int]) -> int:
+    """The most memory that results of collectives need at a time."""
+    at = {index: place for place, index in enumerate(places)}
+    until = {}
+    for index, task in enumerate(tasks):
+        if task.kind is Kind.WAIT:
+            until[task.start] = max(
+                [at[index], *(at[user] for user, other in enumerate(tasks) if index in other.needs)]
+            )
+    return max(
+        sum(tasks[start].bytes for start, end in until.items() if at[start] <= place <= end)
+        for place in range(len(tasks))
+    )
+
+
+@given(graphs())
+@settings(deadline=None)
+def test_an_order_is_valid_and_within_bounds(tasks: list[Task]) -> None:
+    places = order(tasks)
+    assert sorted(places) == list(range(len(tasks)))
+    at = {index: place for place, index in enumerate(places)}
+    assert all(at[need] < at[index] for index, task in enumerate(tasks) for need in task.needs)
+    total = timeline(tasks, places).total
+    assert lower_bound(tasks) <= total + 1e-12
+    # Graham's bound for two resources, each of which is busy or waits for the longest path.
+    assert total <= 2 * lower_bound(tasks) + lower_bound(tasks) + 1e-12
+
+
+@given(graphs(), st.integers(0, 30))
+@settings(deadline=None)
+def test_an_order_with_little_memory_is_valid(tasks: list[Task], max_bytes: int) -> None:
+    places = order(tasks, max_bytes)
+    at = {index: place for place, index in enumerate(places)}
+    assert all(at[need] < at[index] for index, task in enumerate(tasks) for need in task.needs)
+
+
+def test_messages_of_later_layers_are_hidden() -> None:
+    tasks = gathered_layers(8, wire=2 * MS, compute=2 * MS)
+    assert timeline(tasks, range(len(tasks))).exposed == pytest.approx(16 * MS)
+    planned = timeline(tasks, order(tasks))
+    assert planned.exposed == pytest.approx(2 * MS)  # of the first layer, which nothing can hide
+    assert planned.total == pytest.approx(lower_bound(tasks))
+
+
+def test_the_memory_of_early_results_is_bounded() -> None:
+    tasks = gathered_layers(8, wire=1 * MS, compute=2 * MS, gathered=100)
+    assert most_bytes(tasks, order(tasks)) > 200
+    bounded = order(tasks, max_bytes=200)
+    assert most_bytes(tasks, bounded) <= 200
+    assert timeline(tasks, bounded).exposed == pytest.approx(1 * MS)
+
+
+def test_a_gradient_is_sent_as_soon_as_it_is_there_and_awaited_last() -> None:
+    # Four layers of a backward pass: each computes a gradient, which is reduced and only needed by the last task.
+    tasks: list[Task] = []
+    waits = []
+    last: set[int] = set()
+    for _ in range(4):
+        tasks.append(Task(Kind.COMPUTE, 2 * MS, frozenset(last)))
+        last = {len(tasks) - 1}
+        tasks.append(Task(Kind.START, 1 * MS, frozenset(last)))
+        tasks.append(Task(Kind.WAIT, 0.0, frozenset({len(tasks) - 1}), len(tasks) - 1))
+        waits.append(len(tasks) - 1)
+    tasks.append(Task(Kind.COMPUTE, 0.0, frozenset(waits)))
+    assert timeline(tasks, order(tasks)).total == pytest.approx(9 * MS)
+
+
+def test_a_circle_is_an_error() -> None:
+    with pytest.raises(ValueError, match="circle"):
+        order([Task(Kind.COMPUTE, 1.0, frozenset({1})), Task(Kind.COMPUTE, 1.0, frozenset({0}))])
