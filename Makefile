@@ -58,7 +58,7 @@ test-slow: build
 	@$(STAGE) "slow pytest" $(RUN_PYTEST) -m slow $(PYTEST)
 
 # One that this machine cannot run (mpi without MPI, network without root) says so, and costs the others nothing.
-BENCHES := collectives mpi network ddp ddp-network rpc store startup-load
+BENCHES := collectives mpi network ddp ddp-network rpc store startup-load graph
 BENCH_collectives := collectives --ranks 2,4,8 --buffers warm,cold
 BENCH_mpi := mpi --buffers warm,cold
 BENCH_ddp-network := ddp --network

@@ -62,6 +62,7 @@ SLOW_FILES = (
     "seeds",
     "bench_collectives",
     "bench_ddp",
+    "bench_graph",
     "bench_store",
     "bench_launch",
 )

@@ -49,8 +49,9 @@ def plan_layers(rank: int) -> list[str]:
     for backend in (
         "inductor",
         "muster",
-        muster.graph.backend(muster.graph.Config(overlap=False)),
-        muster.graph.backend(muster.graph.Config(max_bytes=2 * SIDE * SIDE * 4)),
+        muster.graph.backend(muster.graph.Config(buckets=False)),
+        muster.graph.backend(muster.graph.Config(buckets=False, overlap=False)),
+        muster.graph.backend(muster.graph.Config(buckets=False, max_bytes=2 * SIDE * SIDE * 4)),
     ):
         torch._dynamo.reset()
         result, codes = run_and_get_code(torch.compile(gathered, backend=backend, fullgraph=True), x, shards)
@@ -62,7 +63,7 @@ def plan_layers(rank: int) -> list[str]:
 def test_collectives_begin_early_and_are_awaited_late(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
     for orders in run_ranks(2, plan_layers, env=env):
-        assert orders == ["swm" * 4, "sssswmwmwmwm", "swm" * 4, "sswmswmswmwm"]
+        assert orders == ["swm" * 4, "swmmmm", "sssswmwmwmwm", "swm" * 4, "sswmswmswmwm"]
 
 
 def train(rank: int) -> None:
@@ -122,6 +123,39 @@ def compile_alone(rank: int) -> None:
 
 def test_a_rank_that_compiles_alone_gets_an_error() -> None:
     run_ranks(2, compile_alone)
+
+
+def many(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Small collectives of three kinds: independent ones, and two that need others."""
+    outputs = []
+    for index, x in enumerate(xs):
+        reduced = x * index
+        dist.all_reduce(reduced)
+        gathered = x.new_empty(2 * len(x))
+        dist.all_gather_into_tensor(gathered, x + index)
+        scattered = x.new_empty(len(x) // 2)
+        dist.reduce_scatter_tensor(scattered, x - index)
+        outputs += [reduced + 1, gathered * 2, scattered]
+    last = outputs[0] * outputs[3]
+    dist.all_reduce(last)
+    again = last + 1
+    dist.all_reduce(again)
+    return [*outputs, last, again]
+
+
+def merge_small(rank: int) -> list[str]:
+    torch.set_num_threads(1)
+    xs = [torch.arange(8.0) + 10 * rank + index for index in range(5)]
+    expected = many(xs)
+    result, codes = run_and_get_code(torch.compile(many, backend="muster", fullgraph=True), xs)
+    torch.testing.assert_close(result, expected)
+    operators = re.findall(r"torch\.ops\._c10d_functional\.(\w+?)_?\.default\(", codes[0])
+    return [operator for operator in operators if operator != "wait_tensor"]
+
+
+def test_small_collectives_are_merged() -> None:
+    for operators in run_ranks(2, merge_small):
+        assert sorted(operators) == ["all_gather_into_tensor", *["all_reduce"] * 3, "reduce_scatter_tensor"]
 
 
 def compile_in_parts(rank: int) -> None:

@@ -11,7 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
-from muster.bench import collectives, ddp, frameworks, launch, mpi, network, plot, processes, rpc, startup_load, store
+from muster.bench import (
+    collectives,
+    ddp,
+    frameworks,
+    graph,
+    launch,
+    mpi,
+    network,
+    plot,
+    processes,
+    rpc,
+    startup_load,
+    store,
+)
 from muster.bench.operations import OPERATIONS
 from muster.bench.report import BenchFailedError, Row, Table, write_json, write_markdown
 
@@ -31,6 +44,7 @@ BENCHES: dict[str, Bench] = {
     "collectives": collectives,
     "network": network,
     "ddp": ddp,
+    "graph": graph,
     "mpi": mpi,
     "launch": launch,
     "processes": processes,

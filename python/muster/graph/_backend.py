@@ -29,11 +29,13 @@ class Config:
 
     Attributes:
         overlap: begin collectives early, and wait for them late. Without it the order is Inductor's.
+        buckets: merge small collectives that do not need each other.
         max_bytes: results of collectives that begin early may take so much memory more, in bytes.
         timeout: how long a rank waits for the others to compile the same graph.
     """
 
     overlap: bool = True
+    buckets: bool = True
     max_bytes: float = 1 << 30
     timeout: timedelta = timedelta(minutes=5)
 
@@ -69,13 +71,30 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
             agree(group, calls.get(group.group_name, []), config.timeout)
         return compiled
 
+    costs = costs_of(groups)
     patches: dict[str, Any] = {}
+    if config.buckets:
+        patches["post_grad_custom_post_pass"] = _merging(costs)
     if config.overlap:
-        patches = {
-            "reorder_for_compute_comm_overlap": True,
-            "reorder_for_compute_comm_overlap_passes": [Reorder(costs_of(groups), config.max_bytes)],
-        }
+        patches["reorder_for_compute_comm_overlap"] = True
+        patches["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes)]
     return compile_fx(module, inputs, inner_compile=compile_and_agree, config_patches=patches)
+
+
+def _merging(costs: Costs) -> Any:
+    """A pass over Inductor's graph."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    from muster.graph._buckets import merge
+
+    class Merge(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            merge(graph, costs.bucket_bytes)
+
+        def uuid(self) -> Any:
+            return "muster.graph", _version(), repr(costs)
+
+    return Merge()
 
 
 class Reorder:

@@ -16,6 +16,7 @@ _SIDE = 512  # of the matrices that are multiplied
 _COPIED = 32 << 20  # bytes
 _SIZES = 4 << 10, 4 << 20  # bytes of the reductions
 _TIMES = 5
+_LATENCIES_IN_BUCKET = 8
 _KERNEL_SECONDS = 2e-6  # of calling a kernel
 
 
@@ -35,6 +36,11 @@ class Costs:
 
     def compute_seconds(self, flops: float, bytes_moved: float) -> float:
         return _KERNEL_SECONDS + max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+
+    def bucket_bytes(self, group_name: str) -> float:
+        """With more bytes, a collective gains little from being merged: its latency is a small part of its time."""
+        link = self.links[group_name]
+        return _LATENCIES_IN_BUCKET * link.latency * link.bytes_per_second
 
     def wire_seconds(self, group_name: str, bytes_sent: float) -> float:
         link = self.links[group_name]

@@ -1,0 +1,77 @@
+"""Compiled graphs with collectives: how much of the communication the ranks hide behind computing."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from muster.bench.ddp import wire_time
+from muster.bench.namespaces import INTERFACE, check_rate, two_nodes
+from muster.bench.ranks import RankSetup, run_ranks
+from muster.bench.report import Row, parse_names, parse_numbers
+
+SUMMARY = "compiled graphs with collectives, against Inductor's order and torch's own passes"
+PEERS: tuple[str, ...] = ("gloo",)
+# A compiler, and a backend of torch.distributed. inductor: its default order; passes: torch's reorder and sink passes.
+OURS, THEIRS = "muster muster", "inductor gloo"
+ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster")
+PARTS = ("small", "gather")
+_LAYERS, _SMALL = 8, 32
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", default=",".join(PARTS), help="small (in shared memory), gather (over a network)")
+    parser.add_argument("--ranks", default="2,4", help="of part small (default: %(default)s)")
+    parser.add_argument("--rate", default="1gbit", help="of the network, as tc writes it (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=1024, help="of part gather's weights (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="of part gather (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> Iterator[Row]:
+    check_rate("--rate", arguments.rate)
+    ranks = parse_numbers("--ranks", arguments.ranks, 2)
+    for part in parse_names("--parts", arguments.parts, PARTS):
+        if part == "gather":
+            yield from _gather(arguments)
+        else:
+            for count in ranks:
+                yield _small(arguments, count)
+
+
+def _steps(arguments: argparse.Namespace, setups: list[RankSetup], options: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds of a step, by variant."""
+    rounds = 3 if arguments.quick else 15
+    options = {"variants": [OURS, THEIRS, *ALSO, "bare"], "rounds": rounds, "timeout": arguments.timeout, **options}
+    (result,) = run_ranks("graph_steps", setups, options, arguments.timeout)
+    return {variant: 1e3 * seconds for variant, seconds in result["step"].items()}
+
+
+def _small(arguments: argparse.Namespace, ranks: int) -> Row:
+    """Independent reductions of 256 bytes."""
+    steps = _steps(arguments, [RankSetup()] * ranks, {"model": "small", "side": 64, "layers": _SMALL})
+    return _row(f"{_SMALL} all_reduces of 256 B", ranks, "step", "ms", 256 * _SMALL, steps, steps["bare"])
+
+
+def _gather(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Layers whose weights are spread over two ranks, one on each side of the network: gather, wait, multiply."""
+    options = {"model": "gather", "side": arguments.side, "batch": arguments.batch, "layers": _LAYERS}
+    with two_nodes(arguments.rate) as nodes:
+        setups = [RankSetup(node.prefix, {"GLOO_SOCKET_IFNAME": INTERFACE}) for node in nodes]
+        steps = _steps(arguments, setups, options)
+    size = _LAYERS * arguments.side**2 * 4
+    wire = 1e3 * wire_time(size // 2, arguments.rate)  # a rank sends its half
+    both = steps["bare"] + wire
+    # Nothing hides the first gather, and nothing is left to send while the last layer multiplies.
+    floor = max(steps["bare"] + wire / _LAYERS, wire + steps["bare"] / _LAYERS)
+    case = f"{_LAYERS} layers, gather and multiply"
+    yield _row(case, 2, f"step at {arguments.rate}", "ms", size, steps, floor)
+    hidden = {each: 100 * (both - steps[each]) / (both - floor) for each in (OURS, THEIRS, *ALSO)}
+    row = _row(case, 2, "hidden of what can be", "%", size, hidden, 100.0)
+    row.ratio = 0
+    yield row
+
+
+def _row(case: str, ranks: int, metric: str, unit: str, size: int, figures: dict[str, float], floor: float) -> Row:
+    also = {name: figures[name] for name in ALSO}
+    return Row("graph", case, ranks, metric, unit, figures[OURS], figures[THEIRS], "gloo", floor, bytes=size, also=also)

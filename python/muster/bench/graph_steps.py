@@ -1,0 +1,105 @@
+"""Runs at each rank of `muster bench graph`: the step times of one model under several compilers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._inductor import config
+
+import muster.graph  # noqa: F401  graphs of Gloo's groups hold all calls, too
+from muster.bench.groups import Groups
+from muster.bench.timing import in_rounds, time_calls
+
+Step = Callable[[], Any]
+_WARM_UP = 2
+# torch's own passes that begin collectives earlier and wait for them later.
+_TORCHS_PASSES = {
+    "reorder_for_compute_comm_overlap": True,
+    "reorder_for_compute_comm_overlap_passes": [
+        "reorder_communication_preserving_peak_memory",
+        "sink_waits_iterative",
+        "reorder_communication_preserving_peak_memory",
+    ],
+}
+
+
+def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64  # one function is compiled for each variant
+    make = {"gather": _gathering, "small": _reducing}[options["model"]]
+    steps = {variant: make(variant, groups, options) for variant in options["variants"]}
+    expected = steps["eager muster"]()
+    for variant, step in steps.items():
+        if variant != "bare":
+            torch.testing.assert_close(step(), expected, rtol=1e-3, atol=1e-3)
+        for _ in range(_WARM_UP):
+            step()
+    times = in_rounds({name: partial(time_calls, step) for name, step in steps.items()}, options["rounds"])
+    yield {"step": {name: statistics.median(column) for name, column in times.items()}}
+
+
+def _gathering(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
+    """`variant`: a compiler and a backend of torch.distributed, or "bare", the same model without collectives."""
+    side, batch, layers = options["side"], options["batch"], options["layers"]
+    torch.manual_seed(dist.get_rank())
+    x = torch.ones(batch, side)
+    shards = [torch.randn(side // dist.get_world_size(), side) / side for _ in range(layers)]
+    if variant == "bare":
+        weights = [torch.randn(side, side) / side for _ in range(layers)]
+        return partial(torch.compile(_multiplied, fullgraph=True), x, weights)
+    compiler, backend = variant.split()
+    group = groups[backend]
+
+    def gathered(x: torch.Tensor, shards: list[torch.Tensor]) -> torch.Tensor:
+        for shard in shards:
+            weights = shard.new_empty(side, side)
+            dist.all_gather_into_tensor(weights, shard, group=group)
+            x = torch.relu(x @ weights)
+        return x
+
+    return _compiled(gathered, compiler, x, shards)
+
+
+def _reducing(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
+    tensors = [torch.ones(options["side"]) * index for index in range(options["layers"])]
+    if variant == "bare":
+        return partial(torch.compile(_doubled, fullgraph=True), tensors)
+    compiler, backend = variant.split()
+    group = groups[backend]
+
+    def reduced(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        results = []
+        for tensor in tensors:
+            result = tensor * 2
+            dist.all_reduce(result, group=group)
+            results.append(result + 1)
+        return results
+
+    return _compiled(reduced, compiler, tensors)
+
+
+def _compiled(function: Callable[..., Any], compiler: str, *inputs: Any) -> Step:
+    if compiler == "eager":
+        return partial(function, *inputs)
+    compiled = torch.compile(function, fullgraph=True, backend="muster" if compiler == "muster" else "inductor")
+
+    def step() -> Any:
+        with config.patch(_TORCHS_PASSES if compiler == "passes" else {}):
+            return compiled(*inputs)
+
+    return step
+
+
+def _doubled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor * 2 + 1 for tensor in tensors]
+
+
+def _multiplied(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    for each in weights:
+        x = torch.relu(x @ each)
+    return x

@@ -1,0 +1,147 @@
+"""Merges small collectives of a graph that do not need each other.
+
+A small collective costs its latency, whatever its size. A bucket has at most so many bytes that its latency is a small
+part of its time: merging more would only make the first tensor wait for the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+_c10d = torch.ops._c10d_functional
+_WAIT = _c10d.wait_tensor.default
+_MERGED = (
+    _c10d.all_reduce.default,
+    _c10d.all_gather_into_tensor.default,
+    _c10d.reduce_scatter_tensor.default,
+)
+Key = tuple[Any, ...]
+
+
+@dataclass
+class _Bucket:
+    key: Key
+    bytes: int = 0
+    members: list[Node] = field(default_factory=list)
+
+
+def merge(graph: Graph, most_bytes: Callable[[str], float]) -> int:
+    """Merges collectives of the graph. Returns how many are gone.
+
+    most_bytes: of a bucket, by the name of the group.
+    """
+    buckets = [bucket for bucket in _buckets(graph, most_bytes) if len(bucket.members) > 1]
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    for bucket in buckets:
+        _merge(graph, sorted(bucket.members, key=places.__getitem__))
+    if buckets:
+        _sort(graph)
+        graph.lint()
+    return sum(len(bucket.members) - 1 for bucket in buckets)
+
+
+def _buckets(graph: Graph, most_bytes: Callable[[str], float]) -> list[_Bucket]:
+    open_buckets: dict[Key, _Bucket] = {}
+    bucket_of: dict[Node, _Bucket] = {}
+    result: list[_Bucket] = []
+    for node in graph.nodes:
+        if not _may_merge(node):
+            continue
+        tensor = node.args[0].meta["val"]
+        size = tensor.numel() * tensor.itemsize
+        key = (node.target, *node.args[1:], tensor.dtype, tensor.device)
+        bucket = open_buckets.get(key)
+        if bucket is None or bucket.bytes + size > most_bytes(str(node.args[-1])) or _needs(node, bucket, bucket_of):
+            bucket = open_buckets[key] = _Bucket(key)
+            result.append(bucket)
+        bucket.bytes += size
+        bucket.members.append(node)
+        bucket_of[node] = bucket
+    return result
+
+
+def _may_merge(node: Node) -> bool:
+    if node.op != "call_function" or node.target not in _MERGED or node.kwargs:
+        return False
+    tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return all(isinstance(length, int) for length in tensor.shape) and [user.target for user in node.users] == [_WAIT]
+
+
+def _needs(node: Node, bucket: _Bucket, bucket_of: dict[Node, _Bucket]) -> bool:
+    """True if the node needs a result of the bucket, also through members of other buckets."""
+    seen: set[Node] = set()
+    stack = list(node.all_input_nodes)
+    while stack:
+        each = stack.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if (other := bucket_of.get(each)) is not None:
+            if other is bucket:
+                return True
+            stack.extend(other.members)
+        stack.extend(each.all_input_nodes)
+    return False
+
+
+def _merge(graph: Graph, members: list[Node]) -> None:
+    waits = [next(iter(member.users)) for member in members]
+    inputs: list[Node] = [member.args[0] for member in members]  # type: ignore[misc]
+    shapes = [tuple(wait.meta["val"].shape) for wait in waits]
+    operator, arguments = members[0].target, members[0].args[1:]
+    with graph.inserting_before(members[-1].next):
+        flat = _call(graph, operator, _joined(graph, operator, inputs, arguments), *arguments)
+        whole = _call(graph, _WAIT, flat)
+        parts = _split(graph, operator, whole, [tensor.meta["val"].numel() for tensor in inputs], arguments)
+        for wait, part, shape in zip(waits, parts, shapes, strict=True):
+            wait.replace_all_uses_with(_call(graph, torch.ops.aten.reshape.default, part, shape))
+    for node in (*waits, *members):
+        graph.erase_node(node)
+
+
+def _joined(graph: Graph, operator: Any, inputs: list[Node], arguments: tuple[Any, ...]) -> Node:
+    """The inputs in one tensor. Of a reduce_scatter, the parts of a rank are next to each other."""
+    if operator is not _c10d.reduce_scatter_tensor.default:
+        flat = [_call(graph, torch.ops.aten.reshape.default, tensor, (-1,)) for tensor in inputs]
+        return _call(graph, torch.ops.aten.cat.default, flat)
+    size = arguments[1]
+    rows = [_call(graph, torch.ops.aten.reshape.default, tensor, (size, -1)) for tensor in inputs]
+    joined = _call(graph, torch.ops.aten.cat.default, rows, 1)
+    return _call(graph, torch.ops.aten.reshape.default, joined, (-1,))
+
+
+def _split(graph: Graph, operator: Any, whole: Node, lengths: list[int], arguments: tuple[Any, ...]) -> list[Node]:
+    """The results of the members, whose inputs have these lengths."""
+    dimension = 0
+    if operator is _c10d.all_gather_into_tensor.default:
+        whole, dimension = _call(graph, torch.ops.aten.reshape.default, whole, (arguments[0], -1)), 1
+    elif operator is _c10d.reduce_scatter_tensor.default:
+        lengths = [length // arguments[1] for length in lengths]
+    parts, begin = [], 0
+    for length in lengths:
+        parts.append(_call(graph, torch.ops.aten.slice.Tensor, whole, dimension, begin, begin + length))
+        begin += length
+    return parts
+
+
+def _call(graph: Graph, operator: Any, *arguments: Any) -> Node:
+    """A new node, with the shape of its result, which Inductor needs."""
+    node = graph.call_function(operator, arguments)
+    values = map_arg(arguments, lambda each: each.meta["val"])
+    with detect_fake_mode(torch.utils._pytree.tree_leaves(values)):  # type: ignore[union-attr]
+        node.meta["val"] = operator(*values)
+    return node
+
+
+def _sort(graph: Graph) -> None:
+    """Users of the first members come before the last member: they move behind it. All others keep their order."""
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
+    stable_topological_sort(graph)

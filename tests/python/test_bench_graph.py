@@ -1,0 +1,46 @@
+"""Tests what `muster bench graph` runs and prints. Never checks the measured values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hosts import require
+from muster.bench.__main__ import main
+from muster.bench.graph import ALSO
+
+
+def test_small_reductions_make_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.json"
+    assert main(["graph", "--quick", "--parts", "small", "--ranks", "2", "--json", str(path)]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert all(name in header for name in ("muster", "gloo", *ALSO))
+    (row,) = json.loads(path.read_text())
+    assert row["case"] in line
+    assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
+    assert row["ratio"] == pytest.approx(row["peer"] / row["muster"])
+
+
+def test_layers_over_a_network_make_two_rows(tmp_path: Path) -> None:
+    require()
+    path = tmp_path / "rows.json"
+    words = ["graph", "--quick", "--parts", "gather", "--side", "64", "--batch", "8", "--json", str(path)]
+    assert main(words) == 0
+    step, hidden = json.loads(path.read_text())
+    assert min(step["muster"], step["peer"], step["floor"], *step["also"].values()) > 0
+    assert hidden["unit"] == "%"
+    assert set(hidden["also"]) == set(ALSO)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--parts", "large"], "--parts"),
+        (["--ranks", "1"], "--ranks takes numbers from 2 on"),
+        (["--rate", "fast"], "--rate takes a rate as tc writes it"),
+    ],
+)
+def test_wrong_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", *words]) != 0
+    assert message in capsys.readouterr().err
