@@ -39,6 +39,7 @@ SLOW_FILES = (
     "docs_run",
     "graph_compiled",
     "graph_backend",
+    "graph_random",
     "bench",
     "zygote",
     "import",

@@ -1,0 +1,135 @@
+"""Random graphs with collectives give what they give without a graph, and keep the buffers of pending collectives."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import muster.graph
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+from torch._inductor.utils import run_and_get_code
+
+SIDE = 8
+GRAPHS = 12
+Matrix = torch.Tensor
+START = re.compile(r"^(?:(\w+) = )?torch\.ops\.(?:_c10d_functional|muster)\.(?!wait_tensor)\w+\.default\((.*)\)$")
+WAIT = re.compile(r"^torch\.ops\._c10d_functional\.wait_tensor\.default\((\w+)\)$")
+PART = re.compile(r"^(\w+) = (\w+)\[(\d+)\]$")  # of an operator with several results
+BUFFER = re.compile(r"\b(?:buf|arg|primals_)\w+")
+
+
+def reduced(x: Matrix, group: Any) -> Matrix:
+    y = x * 0.5
+    dist.all_reduce(y, group=group)
+    return y
+
+
+def gathered(x: Matrix, group: Any) -> Matrix:
+    whole = x.new_empty(2 * SIDE, SIDE)
+    dist.all_gather_into_tensor(whole, x, group=group)
+    return whole[:SIDE] - whole[SIDE:]
+
+
+def scattered(x: Matrix, group: Any) -> Matrix:
+    part = torch.empty_like(x)
+    dist.reduce_scatter_tensor(part, torch.cat([x, x.relu()]), group=group)
+    return part * 0.5
+
+
+def exchanged(x: Matrix, group: Any) -> Matrix:
+    y = torch.empty_like(x)
+    dist.all_to_all_single(y, x, group=group)
+    return y
+
+
+def sent(x: Matrix, group: Any) -> Matrix:
+    y = torch.empty_like(x)
+    other = 1 - group.rank()
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x, other, group), dist.P2POp(dist.irecv, y, other, group)]
+    ):
+        work.wait()
+    return y
+
+
+COLLECTIVES: list[Callable[[Matrix, Any], Matrix]] = [reduced, gathered, scattered, exchanged, sent]
+
+
+def draw(seed: int, groups: list[Any]) -> Callable[[Matrix], tuple[Matrix, ...]]:
+    """A function with about 14 operations, of which half are collectives."""
+    numbers = random.Random(seed)
+    plan = [
+        (numbers.choice([None, *COLLECTIVES, None, None]), numbers.random(), numbers.random(), numbers.randrange(2))
+        for _ in range(14)
+    ]
+
+    def function(x: Matrix) -> tuple[Matrix, ...]:
+        values = [x]
+        for collective, first, second, group in plan:
+            a, b = values[int(first * len(values))], values[int(second * len(values))]
+            if collective is not None:
+                values.append(collective(a, groups[group]))
+            else:
+                values.append([(a @ b) / SIDE, a + b][group])
+        return tuple(values[1:])
+
+    return function
+
+
+def reused(code: str) -> list[str]:
+    """The lines that give up memory of a collective that is pending."""
+    pending: dict[str, set[str]] = {}  # by the buffer that is waited for
+    lists: dict[str, list[str]] = {}  # the inputs of an operator with several results, one for each
+    found = []
+    for line in code[code.index("def call") :].splitlines():
+        line = line.strip()
+        if match := START.match(line):
+            inputs = BUFFER.findall(match[2])
+            if match[2].startswith("["):
+                lists[match[1]] = inputs
+            else:
+                name = match[1] or inputs[0]
+                pending[name] = {*inputs, name}
+        elif (match := PART.match(line)) and match[2] in lists:
+            pending[match[1]] = {lists[match[2]][int(match[3])], match[1]}
+        elif match := WAIT.match(line):
+            pending.pop(match[1], None)
+        else:
+            gone = re.findall(r"\bdel (\w+)", line) + re.findall(r"out=(\w+)", line)
+            found += [line for buffers in pending.values() if buffers & set(gone)]
+    return found
+
+
+def compare_graphs(rank: int) -> list[str]:
+    torch.set_num_threads(1)
+    groups = [dist.group.WORLD, dist.new_group()]
+    failures = []
+    for seed in range(GRAPHS):
+        torch._dynamo.reset()
+        function = draw(seed, groups)
+        torch.manual_seed(rank)
+        x = torch.randn(SIDE, SIDE)
+        backend = muster.graph.backend(muster.graph.Config(buckets=seed % 2 == 0))
+        result, codes = run_and_get_code(torch.compile(function, backend=backend, fullgraph=True), x)
+        torch.testing.assert_close(result, function(x), msg=f"seed {seed}")
+        failures += [f"seed {seed}: {line}" for code in codes for line in reused(code)]
+    return failures
+
+
+def test_random_graphs() -> None:
+    for failures in run_ranks(2, compare_graphs, timeout=500):
+        assert not failures
+
+
+def test_the_check_of_buffers_finds_a_reuse() -> None:
+    code = """def call(args):
+        buf1 = torch.ops.muster.reduce.default(buf0, 'sum', 0, '0')
+        buf2 = buf0; del buf0  # reuse
+        torch.ops._c10d_functional.wait_tensor.default(buf1)
+        del buf1
+    """
+    assert reused(code) == ["buf2 = buf0; del buf0  # reuse"]
