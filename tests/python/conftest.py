@@ -40,6 +40,7 @@ SLOW_FILES = (
     "graph_compiled",
     "graph_backend",
     "graph_random",
+    "graph_seed",
     "bench",
     "zygote",
     "import",

@@ -49,7 +49,7 @@ def patch(function: Callable[..., Any] | str | None = None, call: str | None = N
         for module, names in _KNOWN.items():
             if importlib.util.find_spec(module.partition(".")[0]) is not None:
                 for name in names:
-                    patch(f"{module}.{name}")
+                    patch(f"{module}.{name}", name)
         return
     wrapper: Any = function
     if isinstance(function, str):
@@ -64,9 +64,16 @@ def patch(function: Callable[..., Any] | str | None = None, call: str | None = N
     substitute(wrapper, _adapted(wrapper, _calls.CALLS[name]))
 
 
+def _undecorated(wrapper: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function whose arguments the wrapper has. A decorator without functools.wraps() takes (*args, **kwargs)."""
+    wrapper = inspect.unwrap(wrapper)
+    cells = [cell.cell_contents for cell in getattr(wrapper, "__closure__", None) or ()]
+    return next((each for each in cells if inspect.isfunction(each) and each.__name__ == name), wrapper)
+
+
 def _adapted(wrapper: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     """`call` with the wrapper's arguments. The first ones are those of the call, in the same order."""
-    own = list(inspect.signature(wrapper).parameters.values())
+    own = list(inspect.signature(_undecorated(wrapper, call.__name__)).parameters.values())
     given = list(inspect.signature(call).parameters)
     names = [parameter.name for parameter in own]
     known = {parameter.name: parameter.name for parameter in own if parameter.name in given}
