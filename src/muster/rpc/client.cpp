@@ -29,6 +29,11 @@ Result<> check_answer(const PeerCalls& calls, const MessageHeader& header) {
 
 double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
+/// It may go to the worker that has the name next.
+bool waits_for_successor(const OutgoingCall& call) {
+  return call.options.idempotent && call.options.waits_for_successor;
+}
+
 }  // namespace
 
 CallError local_error(ErrorCode code, std::string message, Rank rank) {
@@ -215,7 +220,6 @@ bool Client::on_looked_up(const std::string& name, const Result<std::optional<Wo
   return false;
 }
 
-/// An idempotent call may go to the worker that has the name next, so it waits.
 void Client::fail_calls_to_left(const std::string& name, std::list<CallPtr>& calls) {
   const auto left = left_.find(name);
   if (left == left_.end() && !options_.fixed_members) return;
@@ -223,7 +227,7 @@ void Client::fail_calls_to_left(const std::string& name, std::list<CallPtr>& cal
                               ? left->second + " has left"
                               : fmt::format("no worker has the name \"{}\": it has left, or the name is wrong", name);
   std::erase_if(calls, [&](const CallPtr& call) {
-    if (call->options.idempotent) return false;
+    if (waits_for_successor(*call)) return false;
     call->waits = false;
     finish(*call, tl::unexpected(local_error(ErrorCode::kPeerLost, why)));
     return true;
@@ -350,7 +354,7 @@ bool Client::on_dial_failed(Rank rank, Error why) {
   why.rank = rank;
   std::vector<CallPtr> again;
   for (const CallPtr& call : callee->calls.take_waiting()) {
-    if (gone && call->options.idempotent) {
+    if (gone && waits_for_successor(*call)) {
       again.push_back(call);
     } else {
       finish(*call, tl::unexpected(CallError{why, {}, {}}));

@@ -252,7 +252,8 @@ void RefService::send_release(const std::string& owner, const RefId& id, uint64_
   Writer out;
   put_ref_id(out, id);
   out.put(grants).put(release.number).put(release.oldest);
-  agent_->call(owner, kRelease, Message{out.take(), {}}, {.timeout = options_.lease, .idempotent = true})
+  const CallOptions options{.timeout = options_.lease, .idempotent = true, .waits_for_successor = false};
+  agent_->call(owner, kRelease, Message{out.take(), {}}, options)
       .then([releases = releases_, owner, number = release.number](const CallResult&) {
         const std::lock_guard lock(releases->mutex);
         releases->sent.end(owner, number);
@@ -291,8 +292,9 @@ void RefService::renew_all() {
         put_ref_id(out, refs[i].id);
         out.put(refs[i].grants);
       }
+      const Duration timeout = options_.lease / kRenewals;
       (void)agent_->call(owner, kRenew, Message{out.take(), {}},
-                         {.timeout = options_.lease / kRenewals, .idempotent = true});
+                         {.timeout = timeout, .idempotent = true, .waits_for_successor = false});
     }
   }
 }
