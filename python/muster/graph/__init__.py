@@ -17,11 +17,16 @@ imported this package:
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from muster import _C  # noqa: F401  has the operators
-from muster.graph._backend import Config, backend, compile_graph
 from muster.graph._install import install
-from muster.graph._patch import patch
-from muster.graph._uneven import all_gather_into_tensor_uneven, reduce_scatter_tensor_uneven
+
+if TYPE_CHECKING:
+    from muster.graph._backend import Config, backend, compile_graph
+    from muster.graph._patch import patch
+    from muster.graph._uneven import all_gather_into_tensor_uneven, reduce_scatter_tensor_uneven
 
 __all__ = [
     "Config",
@@ -32,4 +37,23 @@ __all__ = [
     "reduce_scatter_tensor_uneven",
 ]
 
+# Every process with a group imports this package, and few compile.
+_MODULES = {
+    **dict.fromkeys(("Config", "backend", "compile_graph"), "muster.graph._backend"),
+    "patch": "muster.graph._patch",
+    **dict.fromkeys(("all_gather_into_tensor_uneven", "reduce_scatter_tensor_uneven"), "muster.graph._uneven"),
+}
+
 install()
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'muster.graph' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
