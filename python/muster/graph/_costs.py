@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +56,8 @@ def bytes_sent(operator: str, size: int, input_bytes: int, output_bytes: int) ->
     return others * max(input_bytes, output_bytes)
 
 
-_known: dict[tuple[str, ...], Costs] = {}
+# By the first group and the names of all: a new group may have the name of one that was destroyed, and other links.
+_known: weakref.WeakKeyDictionary[Any, dict[tuple[str, ...], Costs]] = weakref.WeakKeyDictionary()
 
 
 def costs_of(groups: list[Any]) -> Costs:
@@ -63,18 +65,19 @@ def costs_of(groups: list[Any]) -> Costs:
     milliseconds for each group. All ranks of the groups must make it at the same time.
     """
     names = tuple(group.group_name for group in groups)
-    if names not in _known:
+    known = _known.setdefault(groups[0], {})
+    if names not in known:
         rates = [rate for group in groups for rate in _measure_links(group)] + list(_measure_machine())
         tensor = torch.tensor([_rounded(rate) for rate in rates], dtype=torch.float64)
         for group in groups:  # in a mesh, what rank 0 has measured comes to all ranks in this way
             dist.broadcast(tensor, group=group, group_src=0)
         *links, flops, copied = tensor.tolist()
-        _known[names] = Costs(
+        known[names] = Costs(
             flops,
             copied,
             {name: LinkCosts(*links[2 * index : 2 * index + 2]) for index, name in enumerate(names)},
         )
-    return _known[names]
+    return known[names]
 
 
 def _rounded(rate: float) -> float:
