@@ -18,6 +18,7 @@ import muster
 
 SIDE = 64
 LAYERS = 4
+TIMEOUT = 400  # seconds: Inductor calls a C++ compiler, and the machine may be loaded
 
 
 def gathered(x: torch.Tensor, shards: list[torch.Tensor]) -> torch.Tensor:
@@ -62,7 +63,7 @@ def plan_layers(rank: int) -> list[str]:
 
 def test_collectives_begin_early_and_are_awaited_late(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
-    for default, merged, planned, unplanned, bounded in run_ranks(2, plan_layers, env=env):
+    for default, merged, planned, unplanned, bounded in run_ranks(2, plan_layers, env=env, timeout=TIMEOUT):
         assert merged == "swmmmm"
         assert planned == "sssswmwmwmwm"
         assert unplanned == default
@@ -91,7 +92,7 @@ def train(rank: int) -> None:
 
 
 def test_gradients_are_those_without_a_graph() -> None:
-    run_ranks(2, train)
+    run_ranks(2, train, timeout=TIMEOUT)
 
 
 def differ(rank: int) -> None:
@@ -110,7 +111,7 @@ def differ(rank: int) -> None:
 
 
 def test_ranks_that_compile_other_collectives_get_an_error() -> None:
-    run_ranks(2, differ)
+    run_ranks(2, differ, timeout=TIMEOUT)
 
 
 def compile_alone(rank: int) -> None:
@@ -118,7 +119,7 @@ def compile_alone(rank: int) -> None:
         dist.all_reduce(x)
         return x * 2
 
-    config = muster.graph.Config(timeout=timedelta(seconds=1))
+    config = muster.graph.Config(timeout=timedelta(seconds=30))
     compiled = torch.compile(step, backend=muster.graph.backend(config), dynamic=False)
     assert compiled(torch.ones(4)).tolist() == [4.0] * 4
     if rank == 1:
@@ -127,7 +128,7 @@ def compile_alone(rank: int) -> None:
 
 
 def test_a_rank_that_compiles_alone_gets_an_error() -> None:
-    run_ranks(2, compile_alone)
+    run_ranks(2, compile_alone, timeout=TIMEOUT)
 
 
 def many(xs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -159,8 +160,34 @@ def merge_small(rank: int) -> list[str]:
 
 
 def test_small_collectives_are_merged() -> None:
-    for operators in run_ranks(2, merge_small):
+    for operators in run_ranks(2, merge_small, timeout=TIMEOUT):
         assert sorted(operators) == ["all_gather_into_tensor", *["all_reduce"] * 3, "reduce_scatter_tensor"]
+
+
+def branch_by_rank(rank: int) -> None:
+    """Rank 0 sends what rank 1 receives, and computes more before its first reduction."""
+    torch.set_num_threads(1)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second, received = x * 2, x * 3, torch.zeros_like(x)
+        if rank == 0:
+            for _ in range(4):
+                first = first @ x / SIDE
+            dist.send(x, 1)
+        else:
+            dist.recv(received, 0)
+        dist.all_reduce(first)
+        dist.all_reduce(second)
+        return first, second, received
+
+    x = torch.ones(SIDE, SIDE) + rank
+    config = muster.graph.Config(buckets=False)
+    compiled = torch.compile(step, backend=muster.graph.backend(config), fullgraph=True)
+    torch.testing.assert_close(compiled(x), step(x))
+
+
+def test_ranks_that_differ_keep_the_order_of_collectives() -> None:
+    run_ranks(2, branch_by_rank, timeout=TIMEOUT)
 
 
 def compile_in_parts(rank: int) -> None:
@@ -180,4 +207,4 @@ def compile_in_parts(rank: int) -> None:
 
 
 def test_graphs_with_several_groups() -> None:
-    run_ranks(4, compile_in_parts)
+    run_ranks(4, compile_in_parts, timeout=TIMEOUT)

@@ -74,7 +74,7 @@ def call_in_part(rank: int) -> None:
 
 
 def test_calls_in_a_part_of_the_ranks_are_captured() -> None:
-    run_ranks(3, call_in_part)
+    run_ranks(3, call_in_part, timeout=400)
 
 
 def call_in_mesh(rank: int) -> None:
@@ -95,7 +95,7 @@ def call_in_mesh(rank: int) -> None:
 
 
 def test_calls_in_the_groups_of_a_mesh_are_captured() -> None:
-    run_ranks(4, call_in_mesh)
+    run_ranks(4, call_in_mesh, timeout=400)
 
 
 def keep_work(rank: int) -> None:
@@ -110,7 +110,7 @@ def keep_work(rank: int) -> None:
 
 
 def test_a_work_may_leave_the_graph() -> None:
-    run_ranks(2, keep_work)
+    run_ranks(2, keep_work, timeout=400)
 
 
 def send_objects(rank: int) -> None:
@@ -128,7 +128,7 @@ def send_objects(rank: int) -> None:
 
 
 def test_a_call_with_objects_is_outside_the_graph_and_says_so() -> None:
-    run_ranks(2, send_objects)
+    run_ranks(2, send_objects, timeout=400)
 
 
 def logged_all_to_all(output: Any, tensor: Any, group: Any = None, log_name: str = "", prof: bool = False) -> Any:
@@ -153,7 +153,7 @@ def wrap_calls(rank: int) -> None:
 
 
 def test_a_wrapper_of_another_package_can_be_captured() -> None:
-    run_ranks(2, wrap_calls)
+    run_ranks(2, wrap_calls, timeout=400)
 
 
 def make_mistakes(rank: int) -> None:
@@ -175,4 +175,4 @@ def make_mistakes(rank: int) -> None:
 
 
 def test_mistakes_are_errors() -> None:
-    run_ranks(2, make_mistakes)
+    run_ranks(2, make_mistakes, timeout=400)

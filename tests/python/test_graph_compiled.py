@@ -53,4 +53,4 @@ def send_late(rank: int) -> None:
 
 
 def test_memory_of_a_pending_send_is_not_used_again(tmp_path: Path) -> None:
-    run_ranks(2, send_late, env={"MUSTER_TRANSPORT": "tcp", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+    run_ranks(2, send_late, env={"MUSTER_TRANSPORT": "tcp", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, timeout=400)

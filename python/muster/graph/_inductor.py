@@ -18,13 +18,24 @@ def reorder(nodes: list[Any], costs: Costs, max_bytes: float) -> list[Any]:
     return [nodes[index] for index in order(tasks, max_bytes)]
 
 
+# Their shapes, and what depends on them, differ by rank.
+_DIFFER_BY_RANK = ("muster.exchange", "muster.gather", "muster.scatter")
+
+
 def tasks_of(nodes: list[Any], costs: Costs) -> list[Task]:
+    """If the graphs of ranks may differ, their plans may, too. Then collectives begin in the order of the program."""
+    keeps_order = any(
+        is_collective(node.node) and str(node.node.op_overload).startswith(_DIFFER_BY_RANK) for node in nodes
+    )
+    last_start: frozenset[int] = frozenset()
     makers = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
     tasks: list[Task] = []
     for index, node in enumerate(nodes):
         needs = frozenset(makers[dep.name] for dep in node.unmet_dependencies if makers.get(dep.name, index) != index)
         if is_collective(node.node):
-            tasks.append(_start(node.node, needs, costs))
+            tasks.append(_start(node.node, needs | last_start, costs))
+            if keeps_order:
+                last_start = frozenset({index})
         elif is_wait(node.node):
             starts = [need for need in needs if tasks[need].kind is Kind.START]
             tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]) if starts else Task(Kind.COMPUTE, 0.0, needs))
