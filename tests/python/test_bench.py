@@ -244,10 +244,10 @@ def test_make_bench_skips_unavailable_benchmarks(root: Path, tmp_path: Path) -> 
     assert done.returncode == 2
     assert "make bench: not measured: mpi ddp-network\n" in done.stderr
     measured = [line.split() for line in asked.read_text().splitlines()]
-    names = ["collectives", "mpi", "network", "ddp", "ddp", "rpc", "store", "startup-load"]
+    names = ["collectives", "mpi", "network", "ddp", "ddp", "rpc", "store", "startup-load", "graph"]
     assert [words[1] for words in measured] == names
     assert [words[words.index("--json") + 1] for words in measured[4:]] == [
-        f"out/{name}.json" for name in ("ddp-network", "rpc", "store", "startup-load")
+        f"out/{name}.json" for name in ("ddp-network", "rpc", "store", "startup-load", "graph")
     ]
 
 
