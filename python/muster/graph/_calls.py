@@ -341,9 +341,6 @@ def recv(
 class CoalescingManager:
     """torch's block, in which calls need not wait for each other. In a graph they never do."""
 
-    def __init__(self, group: Any = None, device: Any = None, async_ops: bool = False):
-        self._async_ops = async_ops
-
     def __enter__(self) -> CoalescingManager:
         return self
 
@@ -358,7 +355,7 @@ class CoalescingManager:
 
 
 def _coalescing_manager(group: Any = None, device: Any = None, async_ops: Any = False) -> CoalescingManager:
-    return CoalescingManager(group, device, async_ops)
+    return CoalescingManager()
 
 
 def _breaking(name: str) -> Callable[..., Any]:

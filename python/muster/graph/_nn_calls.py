@@ -11,11 +11,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from muster.graph._calls import Tensors, _flat, _group, _op, _root, _splits
-
-
-def _wait(pending: torch.Tensor) -> torch.Tensor:
-    return torch.ops._c10d_functional.wait_tensor(pending)
+from muster.graph._calls import Tensors, _flat, _group, _op, _root, _sizes, _splits
+from muster.graph._operators import _wait
 
 
 def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None) -> torch.Tensor:
@@ -67,11 +64,11 @@ def all_gather(tensor: torch.Tensor, group: Any = None) -> tuple[torch.Tensor, .
 
 
 def all_to_all(output_tensor_list: Tensors, input_tensor_list: Tensors, group: Any = None) -> tuple[torch.Tensor, ...]:
-    sizes = [tensor.numel() for tensor in output_tensor_list]
+    sizes = _sizes(output_tensor_list)
     pending = torch.ops._c10d_functional_autograd.all_to_all_single(
         _flat(list(input_tensor_list)),
         sizes,
-        [tensor.numel() for tensor in input_tensor_list],
+        _sizes(input_tensor_list),
         _group(group).group_name,
     )
     parts = _wait(pending).split(sizes)
