@@ -3,7 +3,8 @@
 
     tools/stage.py NAME [--summary REGEX] -- COMMAND ...
 
-On success it then prints the lines of the log that match REGEX; on failure, the end of the log.
+On success it then prints the lines of the log that match REGEX. On failure it prints the end of the log, and last the
+first failed checks of GoogleTest, because many tests may have run after them.
 """
 
 import argparse
@@ -15,6 +16,14 @@ from pathlib import Path
 
 LOG_FOLDER = Path(__file__).resolve().parent.parent / "build/log"
 SHOWN_ON_FAILURE = 150
+FAILED_CHECK = re.compile(r":\d+: Failure$")
+SHOWN_CHECKS, LINES_OF_CHECK = 3, 5
+
+
+def failed_checks(lines: list[str]) -> list[str]:
+    """The lines of the first failed checks of GoogleTest in a log."""
+    at = [number for number, line in enumerate(lines) if FAILED_CHECK.search(line)]
+    return [line for number in at[:SHOWN_CHECKS] for line in lines[number : number + LINES_OF_CHECK]]
 
 
 def main() -> int:
@@ -40,7 +49,7 @@ def main() -> int:
     lines = log.read_text(errors="replace").splitlines()
     if status != 0:
         print("\n".join(lines[-SHOWN_ON_FAILURE:]))
-        print(f"{arguments.name} failed; the whole log is {log}", flush=True)
+        print("\n".join([f"{arguments.name} failed; the whole log is {log}", *failed_checks(lines)]), flush=True)
     elif arguments.summary:
         print("\n".join(f"  {line}" for line in lines if re.search(arguments.summary, line)), flush=True)
     return status if status >= 0 else 128 - status

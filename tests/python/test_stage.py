@@ -40,6 +40,13 @@ def test_a_failed_stage_shows_its_log_and_status(stage: list[str], tmp_path: Pat
     assert len(lines) < 200
 
 
+def test_a_failed_check_is_shown_last(stage: list[str]) -> None:
+    command = ["sh", "-c", "echo '44: /x/p2p_test.cpp:7: Failure'; echo '44: is 3'; seq 1000; exit 8"]
+    done = subprocess.run([*stage, "ctest", "--", *command], capture_output=True, text=True)
+    assert done.returncode == 8
+    assert done.stdout.splitlines()[-5:] == ["44: /x/p2p_test.cpp:7: Failure", "44: is 3", "1", "2", "3"]
+
+
 def test_a_signaled_stage_has_the_shells_status(stage: list[str]) -> None:
     assert subprocess.run([*stage, "x", "--", "sh", "-c", "kill -9 $$"], capture_output=True).returncode == 128 + 9
 
