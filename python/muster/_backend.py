@@ -18,7 +18,7 @@ from torch.distributed.constants import default_pg_timeout
 from muster import _C
 from muster._group import as_timedelta, backend_of
 from muster._options import Options
-from muster.graph._install import install
+from muster.graph._capture.install import install
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, _DistributedBackendOptions

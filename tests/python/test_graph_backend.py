@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,34 @@ def train(rank: int) -> None:
         function(x, leaves).backward()
         gradients.append([leaf.grad for leaf in leaves])
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def profile_a_plan(rank: int) -> None:
+    torch.set_num_threads(1)
+    x, shards = inputs(rank)
+    compiled = torch.compile(gathered, backend="muster", fullgraph=True)
+    compiled(x, shards)
+    with torch.profiler.profile() as profile:
+        compiled(x, shards)
+    if rank == 0:
+        profile.export_chrome_trace(os.environ["PROFILE"])
+
+
+def test_a_plan_is_explained_beside_a_measured_step(muster: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    env = {"MUSTER_GRAPH_PLANS": str(tmp_path / "plans"), "PROFILE": str(tmp_path / "profile.json")}
+    run_ranks(2, profile_a_plan, env=env, timeout=TIMEOUT)
+    (plan,) = (tmp_path / "plans").iterdir()
+    command = [muster, "explain", "graph", str(plan), "--measured", env["PROFILE"], "-o", str(trace)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("1 collectives, ")  # of four that are merged
+    assert re.match(r"all_gather_into_tensor +test_graph_backend.py:\d+ +64.0 KiB", lines[-1])
+    spans = [each for each in json.loads(trace.read_text())["traceEvents"] if each["ph"] == "X"]
+    assert {each["pid"] for each in spans} == {0, 1, 2}, "Inductor's order, planned, measured"
+    wait = next(each for each in spans if each["pid"] == 2 and each["cat"] == "wait")
+    assert wait["dur"] > 0
 
 
 def test_gradients_are_those_without_a_graph() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from muster.graph._plan import Kind, Task, lower_bound, order, timeline
+from muster.graph._plan.schedule import Kind, Task, lower_bound, order, timeline
 
 MS = 1e-3
 

@@ -21,12 +21,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 from muster import _C  # noqa: F401  has the operators
-from muster.graph._install import install
+from muster.graph._capture.install import install
 
 if TYPE_CHECKING:
     from muster.graph._backend import Config, backend, compile_graph
-    from muster.graph._patch import patch
-    from muster.graph._uneven import all_gather_into_tensor_uneven, reduce_scatter_tensor_uneven
+    from muster.graph._capture.patch import patch
+    from muster.graph._capture.uneven import all_gather_into_tensor_uneven, reduce_scatter_tensor_uneven
 
 __all__ = [
     "Config",
@@ -40,8 +40,8 @@ __all__ = [
 # Every process with a group imports this package, and few compile.
 _MODULES = {
     **dict.fromkeys(("Config", "backend", "compile_graph"), "muster.graph._backend"),
-    "patch": "muster.graph._patch",
-    **dict.fromkeys(("all_gather_into_tensor_uneven", "reduce_scatter_tensor_uneven"), "muster.graph._uneven"),
+    "patch": "muster.graph._capture.patch",
+    **dict.fromkeys(("all_gather_into_tensor_uneven", "reduce_scatter_tensor_uneven"), "muster.graph._capture.uneven"),
 }
 
 install()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from typing import Any
 import torch.fx
 from torch.distributed import distributed_c10d as c10d
 
-from muster.graph._agreement import agree
-from muster.graph._costs import Costs, costs_of
+from muster.graph._plan.agreement import agree
+from muster.graph._plan.costs import Costs, costs_of
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "muster")
 # In Inductor's code: torch.ops.NAMESPACE.OPERATOR.default(BUFFER, ..., 'GROUP')
@@ -32,12 +33,16 @@ class Config:
         buckets: merge small collectives that do not need each other.
         max_bytes: results of collectives that begin early may take so much memory more, in bytes.
         timeout: how long a rank waits for the others to compile the same graph.
+        plans: a folder. The first rank of the graph's first group saves the plan of each graph there, and compiles it
+            anew instead of taking it from Inductor's cache. `muster explain graph` shows such a plan. The default is
+            MUSTER_GRAPH_PLANS of the environment.
     """
 
     overlap: bool = True
     buckets: bool = True
     max_bytes: float = 1 << 30
     timeout: timedelta = timedelta(minutes=5)
+    plans: str | os.PathLike[str] | None = None
 
 
 def backend(config: Config | None = None) -> Callable[..., Any]:
@@ -77,7 +82,12 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         patches["post_grad_custom_post_pass"] = _merging(costs)
     if config.overlap:
         patches["reorder_for_compute_comm_overlap"] = True
-        patches["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes)]
+        folder = os.fspath(config.plans or os.environ.get("MUSTER_GRAPH_PLANS", ""))
+        if folder and groups[0].rank() != 0:
+            folder = ""
+        if folder:
+            patches["force_disable_caches"] = True  # a graph from the cache has no plan
+        patches["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, folder)]
     return compile_fx(module, inputs, inner_compile=compile_and_agree, config_patches=patches)
 
 
@@ -85,7 +95,7 @@ def _merging(costs: Costs) -> Any:
     """A pass over Inductor's graph."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    from muster.graph._buckets import merge
+    from muster.graph._plan.buckets import merge
 
     class Merge(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
@@ -100,21 +110,22 @@ def _merging(costs: Costs) -> Any:
 class Reorder:
     """A pass of Inductor's scheduler. It holds what the plan depends on, because it is part of the key of the cache."""
 
-    def __init__(self, costs: Costs, max_bytes: float):
+    def __init__(self, costs: Costs, max_bytes: float, folder: str):
         self._costs = costs
         self._max_bytes = max_bytes
+        self._folder = folder
         self._version = _version()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        from muster.graph._inductor import reorder
+        from muster.graph._plan.inductor import reorder
 
-        return reorder(nodes, self._costs, self._max_bytes)
+        return reorder(nodes, self._costs, self._max_bytes, self._folder)
 
 
 @functools.cache
 def _version() -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

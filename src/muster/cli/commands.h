@@ -31,6 +31,7 @@ int store_command(const std::string& own_path, const std::vector<std::string>& a
 /// The subcommands of `muster store`, for the shell's completion.
 std::vector<CommandSyntax> store_subcommands();
 /// `muster explain COLLECTIVE`: which form or algorithm runs, its predicted time, and its steps.
+/// `muster explain graph`: the plan of a compiled graph.
 int explain_command(const std::string& own_path, const std::vector<std::string>& args);
 /// `muster tune [--show]`: measures the costs of links and reductions on this machine, in a few seconds, and saves them
 /// for the groups that are formed later. 1 if this is not possible.

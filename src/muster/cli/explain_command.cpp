@@ -9,12 +9,16 @@
 
 namespace muster {
 
-int explain_command(const std::string&, const std::vector<std::string>& args) {
+int explain_command(const std::string& own_path, const std::vector<std::string>& args) {
+  if (!args.empty() && args.front() == "graph") {
+    return run_module("muster.graph._plan.explain", own_path, {args.begin() + 1, args.end()});
+  }
   Question question;
   std::string collective;
   bool all = false, table = false, picture = false;
   CLI::App app(
-      "Shows how a collective runs: its form in shared memory or its algorithm over links, with predicted times.",
+      "Shows how a collective runs: its form in shared memory or its algorithm over links, with predicted times.\n"
+      "`muster explain graph PLAN` shows the step of a compiled graph before and after its plan.",
       "muster explain");
   app.add_option("COLLECTIVE", collective, "all_reduce, broadcast, ...")->type_name("")->required();
   app.add_option("--bytes", question.bytes,

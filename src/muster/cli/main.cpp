@@ -38,7 +38,7 @@ constexpr Command kCommands[] = {
      trace_command},
     {"rpc", "top [options] [PID...]", "show remote calls live: in flight, rates and latencies", rpc_command},
     {"store", "COMMAND [arguments]", "serve a store, or read and write one: get, set, ls, watch, stat", store_command},
-    {"explain", "COLLECTIVE [options]", "show which algorithm a collective takes, how long, and its steps",
+    {"explain", "COLLECTIVE|graph [options]", "show a collective's algorithm and time, or the plan of a compiled graph",
      explain_command},
     {"tune", "[--show]", "measure this machine once, for the choice of algorithms", tune_command},
     {"bench", "[arguments]", "compare muster with its peers", bench},
@@ -51,6 +51,7 @@ std::vector<CommandSyntax> all_commands() {
   for (const auto& command : kCommands) {
     auto& syntax = all.emplace_back(CommandSyntax{command.name, command.summary, {}, {}});
     if (command.run == store_command) syntax.subcommands = store_subcommands();
+    if (command.run == explain_command) syntax.subcommands = {{"graph", "", {}, {}}};
     if (command.run == rpc_command) syntax.subcommands = {{"top", "", {}, {}}};
     if (command.run == warm_command) syntax.subcommands = {{"status", "", {}, {}}, {"stop", "", {}, {}}};
     if (command.run == complete) syntax.subcommands = {{"bash", "", {}, {}}, {"zsh", "", {}, {}}, {"fish", "", {}, {}}};

@@ -17,7 +17,7 @@ constexpr const char* kRunModule = R"(
 import importlib, runpy, sys
 module = sys.argv.pop(1)
 try:
-    importlib.import_module(module)
+    importlib.import_module(module.rpartition('.')[0])  # not the module itself: runpy warns if it is there already
 except ImportError as error:
     absent = (error.name or '').partition('.')[0] == 'muster'
     advice = 'install the torch-muster wheel there, or name a Python that has it with MUSTER_PYTHON'

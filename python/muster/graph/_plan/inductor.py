@@ -1,4 +1,4 @@
-"""Gives the order of _plan.py to Inductor."""
+"""Gives the order of schedule.py to Inductor."""
 
 from __future__ import annotations
 
@@ -8,14 +8,29 @@ from torch._inductor.utils import is_collective, is_wait
 from torch._inductor.virtualized import V
 from torch.distributed import distributed_c10d as c10d
 
-from muster.graph._costs import Costs, bytes_sent
-from muster.graph._plan import Kind, Task, order
+from muster.graph._plan.costs import Costs, bytes_sent
+from muster.graph._plan.saved import Label, SavedPlan, source_of
+from muster.graph._plan.schedule import Kind, Task, order
 
 
-def reorder(nodes: list[Any], costs: Costs, max_bytes: float) -> list[Any]:
-    """The nodes of Inductor's scheduler in the order of the plan."""
+def reorder(nodes: list[Any], costs: Costs, max_bytes: float, folder: str = "") -> list[Any]:
+    """The nodes of Inductor's scheduler in the order of the plan. With a folder, the plan is saved there."""
     tasks = tasks_of(nodes, costs)
-    return [nodes[index] for index in order(tasks, max_bytes)]
+    planned = order(tasks, max_bytes)
+    if folder:
+        SavedPlan(c10d.get_rank(), tasks, [_label(node) for node in nodes], planned).save(folder)
+    return [nodes[index] for index in planned]
+
+
+def _label(node: Any) -> Label:
+    kernels = [part.node for part in node.get_nodes() if part.node is not None]
+    origins = sorted({origin for kernel in kernels for origin in kernel.get_origins()})
+    sources = [source for origin in origins if (source := source_of(origin.meta.get("stack_trace")))]
+    if is_collective(node.node) or is_wait(node.node):
+        name = node.node.op_overload.name().rpartition("::")[2].partition(".")[0]
+    else:
+        name = ", ".join(dict.fromkeys(str(origin.target).split(".")[-2:][0] for origin in origins))
+    return Label(name, sources[-1] if sources else "")
 
 
 # Their shapes, and what depends on them, differ by rank.

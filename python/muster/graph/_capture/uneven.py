@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from muster.graph._calls import _group, _op
+from muster.graph._capture.calls import _group, _op
 
 
 def all_gather_into_tensor_uneven(input: torch.Tensor, split_sizes: list[int], group: Any = None) -> torch.Tensor:

@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from muster.graph import _calls
-from muster.graph._install import install, substitute
+from muster.graph._capture.calls import CALLS
+from muster.graph._capture.install import install, substitute
 
 # Packages whose wrappers Dynamo cannot trace: module, and names of functions in it.
 _KNOWN = {
@@ -56,12 +56,12 @@ def patch(function: Callable[..., Any] | str | None = None, call: str | None = N
         module, _, name = function.rpartition(".")
         wrapper = getattr(importlib.import_module(module), name)
     name = call or wrapper.__name__
-    if name not in _calls.CALLS:
+    if name not in CALLS:
         raise ValueError(
             f"{wrapper.__module__}.{wrapper.__name__}: a graph cannot hold torch.distributed.{name}(); "
             "name the call that it wraps with call=..."
         )
-    substitute(wrapper, _adapted(wrapper, _calls.CALLS[name]))
+    substitute(wrapper, _adapted(wrapper, CALLS[name]))
 
 
 def _undecorated(wrapper: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import add_layout_constraint, constrain_to_fx_strides, register_lowering
 from torch.utils import _pytree as pytree
 
-from muster.graph._operators import SHAPES
+from muster.graph._capture.operators import SHAPES
 
 
 def register() -> None:

@@ -28,12 +28,13 @@ def install() -> None:
 def _extend_dynamo() -> None:
     import torch.distributed.nn.functional as dist_nn
 
-    from muster.graph import _calls, _nn_calls, _operators
+    from muster.graph._capture import calls as _calls
+    from muster.graph._capture import nn_calls, operators
 
-    _operators.register()
+    operators.register()
     if hasattr(torch._dynamo.config, "enable_p2p_compilation"):
         torch._dynamo.config.enable_p2p_compilation = True
-    for module, calls in ((dist, _calls.CALLS), (dist, _calls.OBJECT_CALLS), (dist_nn, _nn_calls.CALLS)):
+    for module, calls in ((dist, _calls.CALLS), (dist, _calls.OBJECT_CALLS), (dist_nn, nn_calls.CALLS)):
         for name, call in calls.items():
             if hasattr(module, name):
                 substitute(getattr(module, name), call)
@@ -50,9 +51,9 @@ def substitute(original: Callable[..., Any], traceable: Callable[..., Any]) -> N
 
 
 def _extend_inductor() -> None:
-    from muster.graph import _lowering
+    from muster.graph._capture import lowering
 
-    _lowering.register()
+    lowering.register()
 
 
 def _after_import(name: str, function: Callable[[], None]) -> None:

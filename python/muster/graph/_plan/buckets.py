@@ -99,6 +99,7 @@ def _merge(graph: Graph, members: list[Node]) -> None:
     with graph.inserting_before(members[-1].next):
         flat = _call(graph, operator, _joined(graph, operator, inputs, arguments), *arguments)
         whole = _call(graph, _WAIT, flat)
+        flat.meta["stack_trace"] = members[0].meta.get("stack_trace")
         parts = _split(graph, operator, whole, [tensor.meta["val"].numel() for tensor in inputs], arguments)
         for wait, part, shape in zip(waits, parts, shapes, strict=True):
             wait.replace_all_uses_with(_call(graph, torch.ops.aten.reshape.default, part, shape))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from muster.graph._calls import Tensors, _flat, _group, _op, _root, _sizes, _splits
-from muster.graph._operators import _wait
+from muster.graph._capture.calls import Tensors, _flat, _group, _op, _root, _sizes, _splits
+from muster.graph._capture.operators import _wait
 
 
 def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""The order in which the kernels and collectives of a compiled graph run."""
