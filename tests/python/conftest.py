@@ -39,6 +39,8 @@ SLOW_FILES = (
     "docs_run",
     "graph_compiled",
     "graph_backend",
+    "graph_ddp",
+    "graph_parallel",
     "graph_random",
     "graph_seed",
     "bench",

@@ -60,35 +60,48 @@ def compile_graph(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
 
 
 def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config) -> Any:
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    groups = _groups_of(module)
-    if not groups:
-        return compile_fx(module, inputs)
-    for group in groups:
-        agree(group, ["the beginning of the graph"], config.timeout)
-
     @functools.wraps(compile_fx_inner)
-    def compile_and_agree(*arguments: Any, **named: Any) -> Any:
-        compiled = compile_fx_inner(*arguments, **named)
+    def compile_planned(graph: torch.fx.GraphModule, *arguments: Any, **named: Any) -> Any:
+        """Compiles a forward or a backward. Only here have DTensors become the collectives that they stand for."""
+        groups = _groups_of(graph)
+        if not groups:
+            return compile_fx_inner(graph, *arguments, **named)
+        for group in groups:
+            agree(group, ["the beginning of the graph"], config.timeout)
+        with inductor_config.patch(_options(groups, config)):
+            compiled = compile_fx_inner(graph, *arguments, **named)
         calls = _calls_of(getattr(compiled, "source_code", ""))
         for group in groups:
             agree(group, calls.get(group.group_name, []), config.timeout)
         return compiled
 
-    costs = costs_of(groups)
-    patches: dict[str, Any] = {}
+    # A rank that finds the graph in this cache would not compare it with the others.
+    with functorch_config.patch(enable_autograd_cache=False):
+        return compile_fx(module, inputs, inner_compile=compile_planned)
+
+
+def _options(groups: list[Any], config: Config) -> dict[str, Any]:
+    """Of Inductor, for a graph with collectives of these groups."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():  # the compiler's tensors have no data, and what is measured needs some
+        costs = costs_of(groups)
+    options: dict[str, Any] = {}
     if config.buckets:
-        patches["post_grad_custom_post_pass"] = _merging(costs)
+        options["post_grad_custom_post_pass"] = _merging(costs)
     if config.overlap:
-        patches["reorder_for_compute_comm_overlap"] = True
         folder = os.fspath(config.plans or os.environ.get("MUSTER_GRAPH_PLANS", ""))
         if folder and groups[0].rank() != 0:
             folder = ""
         if folder:
-            patches["force_disable_caches"] = True  # a graph from the cache has no plan
-        patches["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, folder)]
-    return compile_fx(module, inputs, inner_compile=compile_and_agree, config_patches=patches)
+            options["force_disable_caches"] = True  # a graph from the cache has no plan
+        options["reorder_for_compute_comm_overlap"] = True
+        options["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, folder)]
+    return options
 
 
 def _merging(costs: Costs) -> Any:

@@ -18,6 +18,7 @@ from torch.distributed.utils import _sync_module_states, _verify_param_shape_acr
 from muster import _C, hooks
 from muster._group import backend_of
 from muster.nn._comm_hooks import adapt_torch_hook, gradients_of
+from muster.nn._compiled import can_trace, traced_forward
 from muster.nn._logger import Logger
 from muster.nn._mixed_precision import LowPrecision
 from muster.nn._reducer import Reducer
@@ -79,6 +80,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             raise TypeError(f"muster.nn.DistributedDataParallel wraps a torch.nn.Module, not {options['module']!r}")
         options.setdefault("gradient_as_bucket_view", True)
         mixed_precision = options.pop("mixed_precision", None)  # torch's implementation needs an accelerator's streams
+        self._has_local_gradients = False  # of a backward under no_sync()
+        self._has_graph_breaks = False  # torch.compile cannot trace the whole module
         # muster's reducer compares the models first, because its error names the parameter and the rank that differ.
         # torch's "init_sync" follows in _ddp_init_helper().
         self._pending_sync: dict[str, bool] | None = None
@@ -90,6 +93,14 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             self._set_mixed_precision(mixed_precision)
 
     __init__.__signature__ = _signature  # type: ignore[attr-defined]
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        traces = torch.compiler.is_compiling() and can_trace(self)
+        if torch.is_grad_enabled():
+            self._has_local_gradients = not self.require_backward_grad_sync
+        if traces:
+            return traced_forward(self, super().forward, inputs, kwargs)
+        return super().forward(*inputs, **kwargs)
 
     def _ddp_init_helper(
         self,
@@ -143,6 +154,7 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         options.static_graph = static_graph
         options.skip_all_reduce_unused_parameters = self.skip_all_reduce_unused_params
         options.sparse = sparse
+        self._has_sparse_gradients = any(sparse)
         if self._pending_sync is not None:
             options.model_parameters = self._unless_ignored(self.module.named_parameters())
             if self._pending_sync["broadcast_buffers"]:

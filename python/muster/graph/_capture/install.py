@@ -21,8 +21,8 @@ import torch.distributed as dist
 @functools.cache
 def install() -> None:
     """Further calls do nothing."""
-    _after_import("torch._dynamo", _extend_dynamo)
-    _after_import("torch._inductor.lowering", _extend_inductor)
+    after_import("torch._dynamo", _extend_dynamo)
+    after_import("torch._inductor.lowering", _extend_inductor)
 
 
 def _extend_dynamo() -> None:
@@ -56,7 +56,7 @@ def _extend_inductor() -> None:
     lowering.register()
 
 
-def _after_import(name: str, function: Callable[[], None]) -> None:
+def after_import(name: str, function: Callable[[], None]) -> None:
     """Calls `function` when the module has been imported: now, if it is imported already."""
     if name in sys.modules:
         _try(function)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch._inductor.dependencies import WeakDep
 from torch._inductor.utils import is_collective, is_wait
 from torch._inductor.virtualized import V
 from torch.distributed import distributed_c10d as c10d
@@ -46,7 +47,11 @@ def tasks_of(nodes: list[Any], costs: Costs) -> list[Task]:
     makers = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
     tasks: list[Task] = []
     for index, node in enumerate(nodes):
-        needs = frozenset(makers[dep.name] for dep in node.unmet_dependencies if makers.get(dep.name, index) != index)
+        needs = frozenset(
+            makers[dep.name]
+            for dep in node.unmet_dependencies
+            if makers.get(dep.name, index) != index and not _only_orders(node, dep, nodes[makers[dep.name]])
+        )
         if is_collective(node.node):
             tasks.append(_start(node.node, needs | last_start, costs))
             if keeps_order:
@@ -59,6 +64,15 @@ def tasks_of(nodes: list[Any], costs: Costs) -> list[Task]:
             seconds = costs.compute_seconds(flops, node.get_read_write_buffers_sizes())
             tasks.append(Task(Kind.COMPUTE, seconds, needs))
     return tasks
+
+
+def _only_orders(node: Any, dep: Any, maker: Any) -> bool:
+    """True if the dependency only keeps collectives in the order of the program. Inductor adds such dependencies, and
+    makes them ones on the wait of the earlier collective. The plan has an order of its own, equal at all ranks.
+    """
+    if not (isinstance(dep, WeakDep) and dep.is_fake and is_collective(node.node)):
+        return False
+    return is_wait(maker.node) or (is_collective(maker.node) and not node.node.get_mutation_names())
 
 
 def _start(kernel: Any, needs: frozenset[int], costs: Costs) -> Task:

@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from muster.graph._plan.schedule import Kind, Task
 
 _FORMAT = 1
 _SOURCE = re.compile(r'File "([^"]+)", line (\d+)')
-_PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARIES = Path(__file__).resolve().parents[2], Path(torch.__file__).parent
 _numbers = itertools.count()
 
 
@@ -78,6 +80,10 @@ def _check(path: Path, plan: SavedPlan) -> None:
 
 
 def source_of(stack_trace: str | None) -> str:
-    """The innermost line outside this package: "train.py:12"."""
-    found = [each for each in _SOURCE.findall(stack_trace or "") if not Path(each[0]).is_relative_to(_PACKAGE)]
+    """The innermost line of the program, outside torch and muster: "train.py:12"."""
+    found = [
+        (file, line)
+        for file, line in _SOURCE.findall(stack_trace or "")
+        if not any(Path(file).is_relative_to(folder) for folder in _LIBRARIES)
+    ]
     return f"{Path(found[-1][0]).name}:{found[-1][1]}" if found else ""
