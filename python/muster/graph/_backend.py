@@ -15,12 +15,12 @@ from typing import Any
 import torch.fx
 from torch.distributed import distributed_c10d as c10d
 
+from muster.graph._plan import NAMESPACES
 from muster.graph._plan.agreement import agree
 from muster.graph._plan.costs import Costs, costs_of
 
-_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "muster")
 # In Inductor's code: torch.ops.NAMESPACE.OPERATOR.default(BUFFER, ..., 'GROUP')
-_CALL = re.compile(rf"torch\.ops\.(?:{'|'.join(_NAMESPACES)})\.(\w+)\.\w+\((.*)\)$", re.MULTILINE)
+_CALL = re.compile(rf"torch\.ops\.(?:{'|'.join(NAMESPACES)})\.(\w+)\.\w+\((.*)\)$", re.MULTILINE)
 _GROUP = re.compile(r"'([^']*)'[^']*$")
 
 
@@ -92,7 +92,7 @@ def _options(groups: list[Any], config: Config) -> dict[str, Any]:
         costs = costs_of(groups)
     options: dict[str, Any] = {}
     if config.buckets:
-        options["post_grad_custom_post_pass"] = _merging(costs)
+        options["post_grad_custom_post_pass"] = _merging(costs, config.max_bytes if config.overlap else None)
     if config.overlap:
         folder = os.fspath(config.plans or os.environ.get("MUSTER_GRAPH_PLANS", ""))
         if folder and groups[0].rank() != 0:
@@ -104,18 +104,18 @@ def _options(groups: list[Any], config: Config) -> dict[str, Any]:
     return options
 
 
-def _merging(costs: Costs) -> Any:
+def _merging(costs: Costs, max_bytes: float | None) -> Any:
     """A pass over Inductor's graph."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    from muster.graph._plan.buckets import merge
+    from muster.graph._plan.choice import merge_best
 
     class Merge(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
-            merge(graph, costs.bucket_bytes)
+            merge_best(graph, costs, max_bytes)
 
         def uuid(self) -> Any:
-            return "muster.graph", _version(), repr(costs)
+            return "muster.graph", _version(), repr(costs), max_bytes
 
     return Merge()
 
@@ -148,7 +148,7 @@ def _groups_of(module: torch.fx.GraphModule) -> list[Any]:
     names: dict[str, None] = {}
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            if node.op == "call_function" and str(node.target).partition(".")[0] in _NAMESPACES:
+            if node.op == "call_function" and str(node.target).partition(".")[0] in NAMESPACES:
                 arguments = [*node.args, *node.kwargs.values()]
                 names |= dict.fromkeys(
                     each for each in reversed(arguments) if isinstance(each, str) and _is_group(each)

@@ -27,6 +27,7 @@ class LinkCosts:
 
     latency: float  # seconds of a small collective
     bytes_per_second: float  # that a rank sends
+    ranks: int
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Costs:
         link = self.links[group_name]
         return _LATENCIES_IN_BUCKET * link.latency * link.bytes_per_second
 
-    def wire_seconds(self, group_name: str, bytes_sent: float) -> float:
+    def wire_seconds(self, group_name: str, operator: str, input_bytes: int, output_bytes: int) -> float:
         link = self.links[group_name]
-        return link.latency + bytes_sent / link.bytes_per_second
+        return link.latency + bytes_sent(operator, link.ranks, input_bytes, output_bytes) / link.bytes_per_second
 
 
 def bytes_sent(operator: str, size: int, input_bytes: int, output_bytes: int) -> float:
@@ -75,7 +76,10 @@ def costs_of(groups: list[Any]) -> Costs:
         known[names] = Costs(
             flops,
             copied,
-            {name: LinkCosts(*links[2 * index : 2 * index + 2]) for index, name in enumerate(names)},
+            {
+                group.group_name: LinkCosts(links[2 * index], links[2 * index + 1], group.size())
+                for index, group in enumerate(groups)
+            },
         )
     return known[names]
 

@@ -9,7 +9,7 @@ from torch._inductor.utils import is_collective, is_wait
 from torch._inductor.virtualized import V
 from torch.distributed import distributed_c10d as c10d
 
-from muster.graph._plan.costs import Costs, bytes_sent
+from muster.graph._plan.costs import Costs
 from muster.graph._plan.saved import Label, SavedPlan, source_of
 from muster.graph._plan.schedule import Kind, Task, order
 
@@ -77,11 +77,10 @@ def _only_orders(node: Any, dep: Any, maker: Any) -> bool:
 
 def _start(kernel: Any, needs: frozenset[int], costs: Costs) -> Task:
     group_name = next(argument for argument in reversed(kernel.constant_args) if isinstance(argument, str))
-    size = c10d._resolve_process_group(group_name).size()  # type: ignore[arg-type]
     inputs = sum(_bytes(each) for each in kernel.inputs)
     outputs = sum(_bytes(each) for each in getattr(kernel, "outputs", None) or ())
-    sent = bytes_sent(str(kernel.op_overload), size, inputs, outputs)
-    return Task(Kind.START, costs.wire_seconds(group_name, sent), needs, bytes=outputs)
+    seconds = costs.wire_seconds(group_name, str(kernel.op_overload), inputs, outputs)
+    return Task(Kind.START, seconds, needs, bytes=outputs)
 
 
 def _bytes(buffer: Any) -> int:

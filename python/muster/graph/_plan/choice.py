@@ -1,0 +1,100 @@
+"""Which small collectives to merge: the choice whose planned step is the shortest.
+
+Merging saves latency, but the first tensor of a bucket then waits for the last one. So a few sizes of buckets are tried
+on copies of the graph, and each is planned with the order that it would have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils.flop_counter import flop_registry
+
+from muster.graph._plan import NAMESPACES
+from muster.graph._plan.buckets import merge
+from muster.graph._plan.costs import Costs
+from muster.graph._plan.schedule import Kind, Task, order, timeline
+
+_SHARES = 1.0, 0.25, 0.0625, 0.0  # of the largest bucket that is worth it
+# Their shapes, and what depends on them, differ by rank, and so might the choice.
+_DIFFER_BY_RANK = ("exchange", "gather", "scatter")
+
+
+def merge_best(graph: Graph, costs: Costs, max_bytes: float | None) -> None:
+    """Merges collectives of the graph in place. Equal graphs and costs give equal results.
+
+    max_bytes: as for order(). None: the graph keeps the order of Inductor, so merging all that is worth it is best.
+    """
+    share = 1.0
+    if max_bytes is not None and not _differs_by_rank(graph):
+        share = min(_SHARES, key=lambda each: _seconds(graph, costs, max_bytes, each))
+    _merge(graph, costs, share)
+
+
+def _merge(graph: Graph, costs: Costs, share: float) -> int:
+    return merge(graph, lambda group_name: share * costs.bucket_bytes(group_name))
+
+
+def _seconds(graph: Graph, costs: Costs, max_bytes: float, share: float) -> float:
+    """Of the planned step."""
+    copy = Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    _merge(copy, costs, share)
+    tasks = tasks_of(copy, costs)
+    return timeline(tasks, order(tasks, max_bytes)).total
+
+
+def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
+    """One for each node. Inductor will merge kernels, so only their large operations count: products and copies."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    tasks: list[Task] = []
+    for node in graph.nodes:
+        needs = frozenset(places[each] for each in node.all_input_nodes)
+        if _is_start(node):
+            seconds = costs.wire_seconds(str(node.args[-1]), str(node.target), _bytes(node.args[0]), _bytes(node))
+            tasks.append(Task(Kind.START, seconds, needs, bytes=_bytes(node)))
+        elif starts := [need for need in needs if tasks[need].kind is Kind.START]:
+            tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]))
+        else:
+            tasks.append(Task(Kind.COMPUTE, _compute_seconds(node, costs), needs))
+    return tasks
+
+
+def _is_start(node: Node) -> bool:
+    return (
+        node.op == "call_function"
+        and str(node.target).partition(".")[0] in NAMESPACES
+        and "wait" not in str(node.target)
+        and bool(node.args)
+        and isinstance(node.args[-1], str)
+    )
+
+
+def _differs_by_rank(graph: Graph) -> bool:
+    return any(_is_start(node) and str(node.target).split(".")[1] in _DIFFER_BY_RANK for node in graph.nodes)
+
+
+def _compute_seconds(node: Node, costs: Costs) -> float:
+    packet = getattr(node.target, "overloadpacket", None)
+    if node.op != "call_function" or packet is None or node.target.is_view:  # type: ignore[union-attr]
+        return 0.0
+    if packet not in flop_registry:
+        return _bytes(node) / costs.bytes_per_second
+    values = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    flops = flop_registry[packet](*values[0], **values[1], out_val=node.meta["val"])
+    return costs.compute_seconds(_number(flops), 0.0)
+
+
+def _bytes(value: Any) -> int:
+    """Of a tensor, or of all tensors of a list."""
+    value = map_arg(value, lambda each: each.meta.get("val")) if isinstance(value, (Node, list, tuple)) else value
+    tensors = [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return sum(int(_number(each.numel())) * each.itemsize for each in tensors)
+
+
+def _number(value: Any) -> float:
+    """A symbolic size counts as the size that it has in the example."""
+    return float(value) if isinstance(value, (int, float)) else float(value.node.hint)

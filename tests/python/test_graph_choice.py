@@ -1,0 +1,84 @@
+"""Which collectives of a graph are merged: the choice follows from the costs. Nothing is compiled or sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from muster.graph._plan.choice import merge_best, tasks_of
+from muster.graph._plan.costs import Costs, LinkCosts
+from muster.graph._plan.schedule import Kind
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+c10d = torch.ops._c10d_functional
+SIDE, LAYERS, RANKS = 256, 6, 2
+SHARD_BYTES = SIDE // RANKS * SIDE * 4
+
+
+def graph_of(function: Any, *shapes: tuple[int, ...]) -> torch.fx.Graph:
+    with FakeTensorMode():
+        return make_fx(function)(*[torch.ones(shape) for shape in shapes]).graph
+
+
+def gathered(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
+    for shard in shards:
+        x = x @ c10d.wait_tensor(c10d.all_gather_into_tensor(shard, RANKS, "0"))
+    return x
+
+
+def reduced(*xs: torch.Tensor) -> list[torch.Tensor]:
+    return [c10d.wait_tensor(c10d.all_reduce(x, "sum", "0")) * 2 for x in xs]
+
+
+def collectives(graph: torch.fx.Graph) -> int:
+    return sum("_c10d_functional" in str(node.target) and "wait" not in str(node.target) for node in graph.nodes)
+
+
+def costs(latency: float, bytes_per_second: float) -> Costs:
+    return Costs(1e10, 1e10, {"0": LinkCosts(latency, bytes_per_second, RANKS)})
+
+
+@pytest.fixture
+def layers() -> torch.fx.Graph:
+    return graph_of(gathered, (SIDE, SIDE), *[(SIDE // RANKS, SIDE)] * LAYERS)
+
+
+def test_tasks_have_the_time_of_products_and_messages(layers: torch.fx.Graph) -> None:
+    tasks = tasks_of(layers, costs(1e-3, 1e8))
+    starts = [task for task in tasks if task.kind is Kind.START]
+    assert [task.seconds for task in starts] == pytest.approx([1e-3 + SHARD_BYTES / 1e8] * LAYERS)
+    assert [task.bytes for task in starts] == [RANKS * SHARD_BYTES] * LAYERS
+    assert sum(task.kind is Kind.WAIT for task in tasks) == LAYERS
+    products = [task.seconds for task in tasks if task.kind is Kind.COMPUTE and task.seconds > 0]
+    assert products == pytest.approx([2 * SIDE**3 / 1e10] * LAYERS, rel=0.01)
+
+
+def test_messages_that_computing_hides_are_not_merged(layers: torch.fx.Graph) -> None:
+    """A gather takes less time than a product, so only the first one is waited for. Merged, all would be."""
+    merge_best(layers, costs(1e-4, 1e8), 1e9)
+    assert collectives(layers) == LAYERS
+
+
+def test_messages_whose_latency_is_most_of_the_time_are_merged(layers: torch.fx.Graph) -> None:
+    merge_best(layers, costs(1.0, 1e8), 1e9)
+    assert collectives(layers) == 1
+
+
+def test_independent_small_messages_are_merged() -> None:
+    graph = graph_of(reduced, *[(16,)] * 8)
+    merge_best(graph, costs(1e-4, 1e9), 1e9)
+    assert collectives(graph) == 1
+
+
+def test_the_order_of_inductor_merges_all_that_is_worth_it(layers: torch.fx.Graph) -> None:
+    merge_best(layers, costs(1e-3, 1e8), None)
+    assert collectives(layers) == 1
+
+
+def test_the_choice_is_made_on_copies(layers: torch.fx.Graph) -> None:
+    before = [str(node.target) for node in layers.nodes]
+    merge_best(layers, costs(1e-4, 1e8), 1e9)
+    assert [str(node.target) for node in layers.nodes] == before
+    layers.lint()
