@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,16 @@ def test_pools_and_executors() -> None:
 
 def wait_for(event: Any) -> None:
     event.wait(TIMEOUT)
+
+
+def test_a_signal_during_the_start_is_not_lost() -> None:
+    """The fork server ignores SIGTERM, and so does a process that it has just forked."""
+    for _ in range(100):
+        process = CONTEXT.Process(target=time.sleep, args=(TIMEOUT,))
+        process.start()
+        process.terminate()
+        process.join(10)
+        assert process.exitcode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(

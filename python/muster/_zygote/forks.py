@@ -32,16 +32,15 @@ from .server import Server, read_request, serve
 from .worker import FORWARDED_SIGNALS, Request, become_worker
 
 COMMAND_WORDS = 5
+
+
 # A terminal or a batch system sends these to all processes of a program. The program decides when the server ends.
-IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, *FORWARDED_SIGNALS)
-
-
 class ForkServer(Server):
+    ignored_signals = (signal.SIGINT, signal.SIGTERM, *FORWARDED_SIGNALS)
+
     def __init__(self, channel: socket.socket, packages: ImportedPackages):
-        self._handlers = {number: signal.getsignal(number) for number in IGNORED_SIGNALS}
+        self._handlers = {number: signal.getsignal(number) for number in self.ignored_signals}
         super().__init__(channel, packages)
-        for number in IGNORED_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
         self._statuses: dict[int, int] = {}  # pid: the status socket
 
     def on_imported(self) -> None:
@@ -98,6 +97,7 @@ class ForkServer(Server):
             become_worker(request, self._pid, unwanted, own_group=False)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
             return True
         for fd in request.stdio:
             os.close(fd)

@@ -45,6 +45,8 @@ def read_request(tag: str, fds: Sequence[int]) -> Request:
 class Server:
     """Forks the workers of one run. Kills all of its descendants when the agent closes its end of the channel."""
 
+    ignored_signals: tuple[signal.Signals, ...] = FORWARDED_SIGNALS  # a scheduler may send them to a whole job
+
     def __init__(self, channel: socket.socket, packages: ImportedPackages):
         self._channel = channel
         self._packages = packages
@@ -56,7 +58,7 @@ class Server:
         self._closing = False
         self._blas_threads = THREADS_AT_IMPORT
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in FORWARDED_SIGNALS:  # a scheduler may send them to all processes of a job
+        for number in self.ignored_signals:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
@@ -135,6 +137,7 @@ class Server:
         pid = self._fork(request)
         if pid == 0:
             become_worker(request, self._pid, [self._channel.detach(), self._wake, self._wake_end])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
             return True
         for fd in request.stdio:
             os.close(fd)
@@ -148,14 +151,20 @@ class Server:
         return False
 
     def _fork(self, request: Request) -> int:
-        """Like os.fork(), but reports a failure to the agent and then returns -1."""
+        """Like os.fork(), but reports a failure to the agent and then returns -1. In the child, the signals that this
+        process ignores are blocked: they wait until the child has handlers of its own and unblocks them.
+        """
         if not self._has_children and not self._prepare(request):
             return -1
+        signal.pthread_sigmask(signal.SIG_BLOCK, self.ignored_signals)
+        pid = -1
         try:
-            return os.fork()
+            pid = os.fork()
         except OSError as error:
             self.report("failed", request.tag, f"cannot fork a worker: {error.strerror}")
-            return -1
+        if pid != 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
+        return pid
 
     def _prepare(self, request: Request) -> bool:
         if path := shadowing_module(request.folder, self._packages.names):
