@@ -42,8 +42,11 @@ def compare(form: Any, compiler: str, rank: int, needs_gradient: bool, group: An
     torch.testing.assert_close(results[1], results[0])
 
 
-def assert_equal(size: int, compiler: str, names: list[str], needs_gradient: bool = False) -> None:
-    for rank, failures in enumerate(run_ranks(size, compare_forms, compiler, names, needs_gradient, timeout=500)):
+def assert_equal(
+    size: int, compiler: str, names: list[str], needs_gradient: bool = False, env: dict[str, str] | None = None
+) -> None:
+    answers = run_ranks(size, compare_forms, compiler, names, needs_gradient, env=env, timeout=500)
+    for rank, failures in enumerate(answers):
         assert not failures, f"rank {rank}, {size} ranks: {list(failures)}\n{next(iter(failures.values()))}"
 
 

@@ -18,6 +18,13 @@ def test_each_form_gives_the_same_when_it_is_compiled() -> None:
     assert_equal(2, "inductor", list(FORMS))
 
 
+def test_a_rank_finds_its_own_code_in_the_cache(tmp_path: Path) -> None:
+    """What the graphs of two ranks differ in must be in the key of Inductor's cache, which they share."""
+    names = [name for name in FORMS if "uneven" in name or "gather" in name or "scatter" in name]
+    for _ in ("compiles", "finds"):
+        assert_equal(2, "inductor", names, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+
+
 def test_each_form_is_captured_at_three_ranks() -> None:
     assert_equal(3, "aot_eager", list(FORMS))
 

@@ -71,7 +71,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert {"rank 0 is done", "rank 1 is done"} <= set(done.stdout.splitlines())  # DeepSpeed prints lines of its own
+    assert done.stdout.count(" is done") == 2  # the ranks write parts of lines at the same time
 
 
 def test_all_calls_of_the_table_are_captured() -> None:

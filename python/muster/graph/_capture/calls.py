@@ -123,7 +123,9 @@ def reduce_scatter(
             _flat(input_list), _op(op), group.size(), group.group_name
         )
     else:
-        pending = torch.ops.muster.reduce_scatter_uneven(_flat(input_list), sizes, _op(op), group.group_name)
+        pending = torch.ops.muster.reduce_scatter_uneven(
+            _flat(input_list), sizes, _op(op), group.rank(), group.group_name
+        )
     return _end([pending], [[output]], async_op)
 
 
@@ -168,7 +170,7 @@ def gather(
         return None
     group = _group(group)
     root = _root(group, 0 if dst is None and group_dst is None else dst, group_dst, "dst")
-    pending = torch.ops.muster.gather(tensor, root, group.group_name)
+    pending = torch.ops.muster.gather(tensor, root, group.rank(), group.group_name)
     return _end([pending], [_list_at_root(gather_list, group.rank() == root, "gather_list")], async_op)
 
 

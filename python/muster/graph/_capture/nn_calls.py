@@ -32,7 +32,7 @@ def broadcast(tensor: torch.Tensor, src: int, group: Any = None) -> torch.Tensor
 def gather(tensor: torch.Tensor, dst: int = 0, group: Any = None) -> tuple[torch.Tensor, ...]:
     group = _group(group)
     root = _root(group, dst, None, "dst")
-    parts = _wait(torch.ops.muster.gather(tensor, root, group.group_name))
+    parts = _wait(torch.ops.muster.gather(tensor, root, group.rank(), group.group_name))
     # Other ranks get zeros. These depend on the call, too, so that all ranks take part in its gradient.
     zeros = tensor.new_zeros([group.size() - parts.shape[0], *tensor.shape])
     return tuple(torch.cat([parts, zeros]).unbind())

@@ -29,8 +29,8 @@ def _broadcast(tensor: torch.Tensor, root: int, group_name: str) -> torch.Tensor
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _gather(tensor: torch.Tensor, root: int, group_name: str) -> torch.Tensor:
-    count = _size(group_name) if _rank(group_name) == root else 0
+def _gather(tensor: torch.Tensor, root: int, rank: int, group_name: str) -> torch.Tensor:
+    count = _size(group_name) if rank == root else 0
     return tensor.new_empty([count, *tensor.shape])
 
 
@@ -43,9 +43,9 @@ def _all_gather_uneven(tensor: torch.Tensor, split_sizes: list[int], group_name:
 
 
 def _reduce_scatter_uneven(
-    tensor: torch.Tensor, split_sizes: list[int], reduce_op: str, group_name: str
+    tensor: torch.Tensor, split_sizes: list[int], reduce_op: str, rank: int, group_name: str
 ) -> torch.Tensor:
-    return tensor.new_empty([split_sizes[_rank(group_name)], *tensor.shape[1:]])
+    return tensor.new_empty([split_sizes[rank], *tensor.shape[1:]])
 
 
 def _barrier(like: torch.Tensor, group_name: str) -> torch.Tensor:
@@ -104,24 +104,28 @@ def _broadcast_gradient(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]
 
 
 def _gather_gradient(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    return _wait(torch.ops.muster.scatter(gradient.contiguous(), *context.arguments)), None, None
+    root, _, group_name = context.arguments
+    return _wait(torch.ops.muster.scatter(gradient.contiguous(), root, group_name)), None, None, None
 
 
 def _scatter_gradient(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    return _wait(torch.ops.muster.gather(gradient.contiguous(), *context.arguments)), None, None
+    root, group_name = context.arguments
+    return _wait(torch.ops.muster.gather(gradient.contiguous(), root, _rank(group_name), group_name)), None, None
 
 
 def _all_gather_uneven_gradient(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     split_sizes, group_name = context.arguments
-    part = torch.ops.muster.reduce_scatter_uneven(gradient.contiguous(), split_sizes, "sum", group_name)
+    part = torch.ops.muster.reduce_scatter_uneven(
+        gradient.contiguous(), split_sizes, "sum", _rank(group_name), group_name
+    )
     return _wait(part), None, None
 
 
 def _reduce_scatter_uneven_gradient(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    split_sizes, reduce_op, group_name = context.arguments
+    split_sizes, reduce_op, _, group_name = context.arguments
     factor = _factor(reduce_op, group_name)
     whole = _wait(torch.ops.muster.all_gather_uneven(gradient.contiguous(), split_sizes, group_name))
-    return whole * factor, None, None, None
+    return whole * factor, None, None, None, None
 
 
 GRADIENTS: dict[str, Callable[..., Any]] = {

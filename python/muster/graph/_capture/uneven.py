@@ -33,7 +33,7 @@ def reduce_scatter_tensor_uneven(
     group = _group(group)
     _check_count(split_sizes, group, "reduce_scatter_tensor_uneven")
     _check_rows(input, sum(split_sizes), group, "reduce_scatter_tensor_uneven")
-    pending = torch.ops.muster.reduce_scatter_uneven(input, split_sizes, _op(op), group.group_name)
+    pending = torch.ops.muster.reduce_scatter_uneven(input, split_sizes, _op(op), group.rank(), group.group_name)
     return torch.ops._c10d_functional.wait_tensor(pending)
 
 

@@ -70,8 +70,17 @@ at::Tensor broadcast(const at::Tensor& input, int64_t root, const std::string& g
   return pending(output[0], group->broadcast(output, options));
 }
 
-at::Tensor gather(const at::Tensor& input, int64_t root, const std::string& group_name) {
-  const auto group = c10d::resolve_process_group(group_name);
+/// `rank`: this rank. Operators whose results have another shape at each rank take it. Without it, graphs that differ
+/// only in these shapes would be equal, and a compiler would take one from its cache that another rank has put there.
+c10::intrusive_ptr<c10d::ProcessGroup> group_of(const std::string& group_name, int64_t rank) {
+  auto group = c10d::resolve_process_group(group_name);
+  TORCH_CHECK_VALUE(group->getRank() == rank, "muster: the graph is compiled for rank ", rank, " of group ", group_name,
+                    ", and this is rank ", group->getRank());
+  return group;
+}
+
+at::Tensor gather(const at::Tensor& input, int64_t root, int64_t rank, const std::string& group_name) {
+  const auto group = group_of(group_name, rank);
   const bool is_root = group->getRank() == root;
   const at::Tensor output = stack_for(input, is_root ? group->getSize() : 0);
   Tensors inputs{input.contiguous()};
@@ -102,8 +111,8 @@ at::Tensor all_gather_uneven(const at::Tensor& input, at::IntArrayRef split_size
 }
 
 at::Tensor reduce_scatter_uneven(const at::Tensor& input, at::IntArrayRef split_sizes, const std::string& op,
-                                 const std::string& group_name) {
-  const auto group = c10d::resolve_process_group(group_name);
+                                 int64_t rank, const std::string& group_name) {
+  const auto group = group_of(group_name, rank);
   std::vector<Tensors> inputs{
       split_rows(input.contiguous(), split_sizes, group->getSize(), "reduce_scatter_tensor_uneven")};
   Tensors outputs{new_rows(input, split_sizes[group->getRank()])};
@@ -144,12 +153,13 @@ void define_operators() {
     };
     define("reduce(Tensor input, str reduce_op, int root, str group_name) -> Tensor", TORCH_FN(reduce));
     define("broadcast(Tensor input, int root, str group_name) -> Tensor", TORCH_FN(broadcast));
-    define("gather(Tensor input, int root, str group_name) -> Tensor", TORCH_FN(gather));
+    define("gather(Tensor input, int root, int rank, str group_name) -> Tensor", TORCH_FN(gather));
     define("scatter(Tensor input, int root, str group_name) -> Tensor", TORCH_FN(scatter));
     define("all_gather_uneven(Tensor input, SymInt[] split_sizes, str group_name) -> Tensor",
            TORCH_FN(all_gather_uneven));
-    define("reduce_scatter_uneven(Tensor input, SymInt[] split_sizes, str reduce_op, str group_name) -> Tensor",
-           TORCH_FN(reduce_scatter_uneven));
+    define(
+        "reduce_scatter_uneven(Tensor input, SymInt[] split_sizes, str reduce_op, int rank, str group_name) -> Tensor",
+        TORCH_FN(reduce_scatter_uneven));
     define("barrier(Tensor like, str group_name) -> Tensor", TORCH_FN(barrier));
     define("exchange(Tensor[] tensors, bool[] sends, int[] peers, int[] tags, str group_name) -> Tensor[]",
            TORCH_FN(exchange));
