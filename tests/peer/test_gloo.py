@@ -1,6 +1,7 @@
-"""PyTorch's test_c10d_gloo.py, whose tests ask for Gloo, over Gloo and with MUSTER_REPLACE=gloo.
+"""Tests of PyTorch that ask for Gloo, over Gloo and with MUSTER_REPLACE=gloo: those of the backend, and those of the
+functional collectives, also in compiled graphs.
 
-PyTorch's wheel does not have this file. MUSTER_PYTORCH names a folder with PyTorch's source, of a release that is not
+PyTorch's wheel does not have these files. MUSTER_PYTORCH names a folder with PyTorch's source, of a release that is not
 much older than the installed one.
 """
 
@@ -15,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 TESTS = Path(os.environ.get("MUSTER_PYTORCH", "missing"), "test/distributed")
-FILE = "test_c10d_gloo.py"
+FILES = {"test_c10d_gloo.py": 50, "test_functional_api.py": 20}  # with a number of tests that pass at least
 TIMEOUT = 900  # seconds, on a loaded machine
 GROUP = """
 import torch.distributed as dist
@@ -23,7 +24,8 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 """
 
 pytestmark = pytest.mark.skipif(
-    not (TESTS / FILE).is_file(), reason=f"MUSTER_PYTORCH names no folder with PyTorch's test/distributed/{FILE}"
+    not all((TESTS / file).is_file() for file in FILES),
+    reason=f"MUSTER_PYTORCH names no folder with PyTorch's test/distributed and {', '.join(FILES)} in it",
 )
 
 
@@ -40,18 +42,19 @@ def run(words: list[str], replace: str, timeout: float) -> subprocess.CompletedP
     )
 
 
-def passed(replace: str, folder: Path) -> set[str]:
+def passed(file: str, replace: str, folder: Path) -> set[str]:
     """The names of the tests that pass."""
     report = folder / f"report{replace}.xml"
     options = ["-q", "-n", "3", "-p", "peer.gloo_processes", "-p", "no:cacheprovider", "--junitxml", str(report)]
-    done = run(["-m", "pytest", *options, FILE], replace, TIMEOUT)
+    done = run(["-m", "pytest", *options, file], replace, TIMEOUT)
     assert report.is_file(), done.stdout + done.stderr
     cases = ElementTree.parse(report).iter("testcase")
     return {f"{case.get('classname')}.{case.get('name')}" for case in cases if len(case) == 0}
 
 
-def test_what_passes_with_gloo_passes_when_it_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", FILES)
+def test_what_passes_with_gloo_passes_when_it_is_replaced(file: str, tmp_path: Path) -> None:
     assert 'ask for "gloo" use muster' in run(["-c", GROUP], "gloo", 120).stderr
-    over_gloo = passed("", tmp_path)
-    assert len(over_gloo) > 50
-    assert over_gloo - passed("gloo", tmp_path) == set()
+    over_gloo = passed(file, "", tmp_path)
+    assert len(over_gloo) > FILES[file]
+    assert over_gloo - passed(file, "gloo", tmp_path) == set()

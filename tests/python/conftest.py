@@ -40,6 +40,7 @@ SLOW_FILES = (
     "graph_compiled",
     "graph_backend",
     "graph_ddp",
+    "graph_faults",
     "graph_parallel",
     "graph_random",
     "graph_seed",

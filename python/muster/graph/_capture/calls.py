@@ -23,7 +23,10 @@ def _is_outside(group: Any) -> bool:
 
 
 def _group(group: Any) -> Any:
-    return dist.group.WORLD if group is None else group
+    group = dist.group.WORLD if group is None else group
+    if group is None:
+        raise ValueError("the default process group has not been initialized: call init_process_group() first")
+    return group
 
 
 def _op(op: Any) -> str:

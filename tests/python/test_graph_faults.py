@@ -1,0 +1,70 @@
+"""Compiled graphs whose shapes change, whose group ends or is formed again, and whose ranks die."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import muster.errors
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+TIMEOUT = 400  # seconds: Inductor calls a C++ compiler, and the machine may be loaded
+
+
+def step(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    work: Any = dist.all_reduce(y, async_op=True)
+    product = x @ x.T
+    work.wait()
+    work.wait()  # a second wait does nothing
+    return y.sum() + product.sum()
+
+
+def change_shapes(rank: int) -> None:
+    torch.set_num_threads(1)
+    compiled = torch.compile(step, backend="muster", fullgraph=True, dynamic=True)
+    for rows in (4, 6, 9):
+        x = torch.ones(rows, 3) + rank
+        with torch._dynamo.config.patch(error_on_recompile=rows > 4):
+            assert compiled(x) == step(x)
+
+
+def test_one_graph_serves_several_shapes() -> None:
+    run_ranks(2, change_shapes, timeout=TIMEOUT)
+
+
+def form_again(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    x = torch.ones(4, 4) + rank
+    compiled = torch.compile(step, backend="muster", fullgraph=True)
+    expected = step(x)
+    assert compiled(x) == expected
+    dist.destroy_process_group()
+    with pytest.raises(Exception, match="the default process group has not been initialized"):
+        compiled(x)
+    dist.init_process_group("muster", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    assert compiled(x) == expected
+
+
+def test_a_graph_runs_over_a_group_that_is_formed_again(tmp_path: Any) -> None:
+    run_ranks(2, form_again, str(tmp_path / "store"), timeout=TIMEOUT)
+
+
+def die(rank: int) -> str:
+    torch.set_num_threads(1)
+    compiled = torch.compile(step, backend="muster", fullgraph=True)
+    x = torch.ones(4, 4)
+    compiled(x)
+    if rank == 1:
+        os._exit(3)
+    with pytest.raises(muster.errors.PeerLostError, match=r"rank 1 .*\(during all_reduce") as error:
+        for _ in range(1000):
+            compiled(x)
+    return str(error.value)
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    run_ranks(2, die, lost=(1,), timeout=TIMEOUT)
