@@ -41,6 +41,7 @@ SLOW_FILES = (
     "graph_backend",
     "graph_ddp",
     "graph_faults",
+    "graph_runner",
     "graph_parallel",
     "graph_random",
     "graph_seed",

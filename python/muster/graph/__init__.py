@@ -12,6 +12,7 @@ imported this package:
     patch(function)   the same for a function of another package that wraps a call
     torch.compile(model, backend="muster")   Inductor, with collectives that begin early and are awaited late
     backend(Config(...))   the same with options
+    package(model, inputs, path)   the same ahead of time, for C++ programs without Python
     all_gather_into_tensor_uneven(), reduce_scatter_tensor_uneven()   a part of another size for each rank
 """
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from muster.graph._backend import Config, backend, compile_graph
     from muster.graph._capture.patch import patch
     from muster.graph._capture.uneven import all_gather_into_tensor_uneven, reduce_scatter_tensor_uneven
+    from muster.graph._package import package
 
 __all__ = [
     "Config",
     "all_gather_into_tensor_uneven",
     "backend",
     "compile_graph",
+    "package",
     "patch",
     "reduce_scatter_tensor_uneven",
 ]
@@ -40,6 +43,7 @@ __all__ = [
 # Every process with a group imports this package, and few compile.
 _MODULES = {
     **dict.fromkeys(("Config", "backend", "compile_graph"), "muster.graph._backend"),
+    "package": "muster.graph._package",
     "patch": "muster.graph._capture.patch",
     **dict.fromkeys(("all_gather_into_tensor_uneven", "reduce_scatter_tensor_uneven"), "muster.graph._capture.uneven"),
 }

@@ -67,12 +67,12 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
     @functools.wraps(compile_fx_inner)
     def compile_planned(graph: torch.fx.GraphModule, *arguments: Any, **named: Any) -> Any:
         """Compiles a forward or a backward. Only here have DTensors become the collectives that they stand for."""
-        groups = _groups_of(graph)
+        groups = groups_of(graph)
         if not groups:
             return compile_fx_inner(graph, *arguments, **named)
         for group in groups:
             agree(group, ["the beginning of the graph"], config.timeout)
-        with inductor_config.patch(_options(groups, config)):
+        with inductor_config.patch(options_of(groups, config)):
             compiled = compile_fx_inner(graph, *arguments, **named)
         calls = _calls_of(getattr(compiled, "source_code", ""))
         for group in groups:
@@ -84,7 +84,7 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         return compile_fx(module, inputs, inner_compile=compile_planned)
 
 
-def _options(groups: list[Any], config: Config) -> dict[str, Any]:
+def options_of(groups: list[Any], config: Config) -> dict[str, Any]:
     """Of Inductor, for a graph with collectives of these groups."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -143,7 +143,7 @@ def _version() -> str:
     return digest.hexdigest()
 
 
-def _groups_of(module: torch.fx.GraphModule) -> list[Any]:
+def groups_of(module: torch.fx.GraphModule) -> list[Any]:
     """The groups of the graph's collectives, in the order of their first call."""
     names: dict[str, None] = {}
     for part in module.modules():
