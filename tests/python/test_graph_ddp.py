@@ -93,7 +93,7 @@ def train_forms(rank: int) -> None:
     torch.set_num_threads(1)
     for make in (perceptron, normalized):
         train(make, "aot_eager")
-    train(Tied, "aot_eager", find_unused_parameters=True)
+    train(Tied, "aot_eager", find_unused_parameters=True, static_graph=True)
     train(perceptron, "aot_eager", local_steps=2)
     group = dist.new_group([0, 1])
     train(perceptron, "aot_eager", process_group=group)

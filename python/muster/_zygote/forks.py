@@ -97,7 +97,7 @@ class ForkServer(Server):
             become_worker(request, self._pid, unwanted, own_group=False)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.signals_before)
             return True
         for fd in request.stdio:
             os.close(fd)

@@ -51,6 +51,7 @@ class Server:
         self._channel = channel
         self._packages = packages
         self._pid = os.getpid()
+        self.signals_before: set[int] = set()  # those that were blocked before a fork
         self._workers: set[int] = set()
         self._asked_to_end: set[int] = set()  # orphans that got SIGTERM
         self._mode = ""  # "term": SIGTERM for each new orphan; "kill": SIGKILL for all children
@@ -137,7 +138,7 @@ class Server:
         pid = self._fork(request)
         if pid == 0:
             become_worker(request, self._pid, [self._channel.detach(), self._wake, self._wake_end])
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.signals_before)
             return True
         for fd in request.stdio:
             os.close(fd)
@@ -156,14 +157,14 @@ class Server:
         """
         if not self._has_children and not self._prepare(request):
             return -1
-        signal.pthread_sigmask(signal.SIG_BLOCK, self.ignored_signals)
+        self.signals_before = signal.pthread_sigmask(signal.SIG_BLOCK, self.ignored_signals)
         pid = -1
         try:
             pid = os.fork()
         except OSError as error:
             self.report("failed", request.tag, f"cannot fork a worker: {error.strerror}")
         if pid != 0:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.ignored_signals)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.signals_before)
         return pid
 
     def _prepare(self, request: Request) -> bool:

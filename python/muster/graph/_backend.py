@@ -16,7 +16,7 @@ import torch.fx
 from torch.distributed import distributed_c10d as c10d
 
 from muster.graph._plan import NAMESPACES
-from muster.graph._plan.agreement import agree
+from muster.graph._plan.agreement import agree, are_equal
 from muster.graph._plan.costs import Costs, costs_of
 
 # In Inductor's code: torch.ops.NAMESPACE.OPERATOR.default(BUFFER, ..., 'GROUP')
@@ -70,9 +70,8 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         groups = groups_of(graph)
         if not groups:
             return compile_fx_inner(graph, *arguments, **named)
-        for group in groups:
-            agree(group, ["the beginning of the graph"], config.timeout)
-        with inductor_config.patch(options_of(groups, config)):
+        keeps_order = not are_equal(groups, _digest(graph), config.timeout)
+        with inductor_config.patch(options_of(groups, config, keeps_order)):
             compiled = compile_fx_inner(graph, *arguments, **named)
         calls = _calls_of(getattr(compiled, "source_code", ""))
         for group in groups:
@@ -84,7 +83,18 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         return compile_fx(module, inputs, inner_compile=compile_planned)
 
 
-def options_of(groups: list[Any], config: Config) -> dict[str, Any]:
+def _digest(graph: torch.fx.GraphModule) -> str:
+    """Of all that the plan depends on, except the costs: operators, and the sizes that they have in the example."""
+    lines = [f"{node.target} {_shapes(node.meta.get('val'))}" for node in graph.graph.nodes]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _shapes(value: Any) -> list[Any]:
+    tensors = [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return [[getattr(getattr(size, "node", None), "hint", size) for size in each.shape] for each in tensors]
+
+
+def options_of(groups: list[Any], config: Config, keeps_order: bool = False) -> dict[str, Any]:
     """Of Inductor, for a graph with collectives of these groups."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -92,7 +102,9 @@ def options_of(groups: list[Any], config: Config) -> dict[str, Any]:
         costs = costs_of(groups)
     options: dict[str, Any] = {}
     if config.buckets:
-        options["post_grad_custom_post_pass"] = _merging(costs, config.max_bytes if config.overlap else None)
+        options["post_grad_custom_post_pass"] = _merging(
+            costs, config.max_bytes if config.overlap and not keeps_order else None
+        )
     if config.overlap:
         folder = os.fspath(config.plans or os.environ.get("MUSTER_GRAPH_PLANS", ""))
         if folder and groups[0].rank() != 0:
@@ -100,7 +112,7 @@ def options_of(groups: list[Any], config: Config) -> dict[str, Any]:
         if folder:
             options["force_disable_caches"] = True  # a graph from the cache has no plan
         options["reorder_for_compute_comm_overlap"] = True
-        options["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, folder)]
+        options["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, keeps_order, folder)]
     return options
 
 
@@ -123,16 +135,17 @@ def _merging(costs: Costs, max_bytes: float | None) -> Any:
 class Reorder:
     """A pass of Inductor's scheduler. It holds what the plan depends on, because it is part of the key of the cache."""
 
-    def __init__(self, costs: Costs, max_bytes: float, folder: str):
+    def __init__(self, costs: Costs, max_bytes: float, keeps_order: bool, folder: str):
         self._costs = costs
         self._max_bytes = max_bytes
+        self._keeps_order = keeps_order
         self._folder = folder
         self._version = _version()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         from muster.graph._plan.inductor import reorder
 
-        return reorder(nodes, self._costs, self._max_bytes, self._folder)
+        return reorder(nodes, self._costs, self._max_bytes, self._keeps_order, self._folder)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +34,29 @@ def can_trace(model: DistributedDataParallel) -> bool:
     """False for what only the reducer does. It then runs, outside the graph."""
     return not (
         model._use_python_reducer
+        or model._delay_all_reduce_params
         or model._comm_hooks
         or model.mixed_precision is not None
         or model._join_config.enable
-        or model._delay_all_reduce_params
+        or (model.find_unused_parameters and not model.static_graph)  # ranks may use other parameters
         or model._has_sparse_gradients
         or (model._has_local_gradients and model.require_backward_grad_sync)  # it averages them, too
         or model._has_graph_breaks
         or hasattr(model, "buffer_hook")
+        or _inductor_compiles()
     )
+
+
+def _inductor_compiles() -> bool:
+    """True for the default backend of torch.compile. It waits for each collective at once, and the reducer does not."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    compiler: Any = InstructionTranslator.current_tx().output.compiler_fn
+    return isinstance(inspect.unwrap(compiler), torch._TorchCompileInductorWrapper)
+
+
+# torch.compiler.assume_constant_result() would import the compiler.
+_inductor_compiles._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced_forward(
@@ -54,8 +69,11 @@ def traced_forward(
         model._has_graph_breaks = True
         return forward(*inputs, **kwargs)
     if model.will_sync_module_buffers():
-        _broadcast(model.modules_buffers, model.process_group)
-    if not torch.is_grad_enabled() or not model.require_backward_grad_sync:
+        buffers = [each for name, each in model.module.named_buffers() if name not in model.parameters_to_ignore]
+        _broadcast(buffers, model.process_group)
+    averages = torch.is_grad_enabled() and model.require_backward_grad_sync
+    model.require_forward_param_sync = averages  # as torch: only a step that trains changes buffers
+    if not averages:
         return model.module(*inputs, **kwargs)
     name = model.process_group.group_name
     averaged = {

@@ -21,14 +21,15 @@ def fully_shard(module: Module, mesh: DeviceMesh | None = None, *, reshard_after
 
     A layer's parameters are gathered when its forward needs them, and their gradients are averaged and scattered in
     backward. Compiled with the backend "muster", gathers begin before they are needed, and the smaller ones are merged.
-    Without torch.compile each layer waits for its gather.
+    Without torch.compile each layer waits for its gather, and whole parameters stay until backward.
 
     module.parameters() and the state dict have DTensors, so optimizers and torch.distributed.checkpoint work on parts.
-    An attribute such as `layer.weight` is the whole tensor: reading it is a collective call.
+    An attribute such as `layer.weight` is the whole tensor: reading it is a collective call, and writing to it has no
+    effect. Initialize the module before.
 
     Args:
         mesh: of one dimension (default: all ranks), or of two: replicas, and the ranks that share a replica.
-        reshard_after_forward: gather again in backward, instead of keeping the whole parameters until then.
+        reshard_after_forward: in a compiled graph, gather again in backward.
     """
     mesh = mesh if mesh is not None else init_device_mesh("cpu", (dist.get_world_size(),))
     if mesh.ndim > 2:
@@ -46,8 +47,13 @@ def fully_shard(module: Module, mesh: DeviceMesh | None = None, *, reshard_after
         if names:
             layer._parameters.update({name: sharded[layer._parameters[name]] for name in names})  # type: ignore[index]
             getters = {name: property(functools.partial(_get, whole, name)) for name in names}
-            layer.__class__ = type(type(layer).__name__, (type(layer),), getters)
+            layer.__class__ = type(type(layer).__name__, (type(layer),), {**getters, "extra_repr": _no_parameters})
     return module
+
+
+def _no_parameters(layer: nn.Module) -> str:
+    """For print(): the layer's own text may read a parameter, and that is a collective call."""
+    return "sharded"
 
 
 def _get(whole: Any, name: str, layer: nn.Module) -> Tensor:
@@ -56,7 +62,7 @@ def _get(whole: Any, name: str, layer: nn.Module) -> Tensor:
 
 def _whole(dimensions: int, reshard: bool, parameter: DTensor) -> Tensor:
     gather = functools.partial(_gather, dimensions)
-    if not reshard or not torch.is_grad_enabled():
+    if not reshard or not torch.is_grad_enabled() or not torch.compiler.is_compiling():
         return gather(parameter)
     contexts = functools.partial(create_selective_checkpoint_contexts, _recompute)
     return checkpoint(gather, parameter, use_reentrant=False, context_fn=contexts)

@@ -23,13 +23,31 @@ def agree(group: Any, what: list[str], timeout: timedelta) -> None:
 
     Raises MismatchError if it differs, with the first difference, and TimeoutError if a rank has nothing to compare.
     """
+    for other, theirs in enumerate(_exchange(group, what, timeout)):
+        if theirs != what:
+            raise MismatchError(_difference(group.rank(), what, other, theirs))
+
+
+def are_equal(groups: list[Any], digest: str, timeout: timedelta) -> bool:
+    """True if all ranks of the groups have the same digest. All of them get the same answer, also in a mesh, where a
+    difference in a group of another rank arrives through the groups that they share.
+    """
+    seen = {digest}
+    for group in groups * len(groups):
+        seen.update(*_exchange(group, sorted(seen), timeout))
+    return len(seen) == 1
+
+
+def _exchange(group: Any, what: list[str], timeout: timedelta) -> list[list[str]]:
+    """What each rank of the group has."""
     size, rank = group.size(), group.rank()
     if size == 1:
-        return
+        return [what]
     store = c10d._world.pg_map[group][1]
     key = f"muster/graph/{_rounds[group.group_name]}"
     _rounds[group.group_name] += 1
     store.set(f"{key}/{rank}", json.dumps(what))
+    answers = []
     for other in range(size):
         try:
             store.wait([f"{key}/{other}"], timeout)
@@ -39,9 +57,8 @@ def agree(group: Any, what: list[str], timeout: timedelta) -> None:
                 f"{timeout.total_seconds():g} s. It may have taken another branch, or rank {rank} alone compiles "
                 "again, for an input of another shape."
             ) from error
-        theirs = json.loads(store.get(f"{key}/{other}"))
-        if theirs != what:
-            raise MismatchError(_difference(rank, what, other, theirs))
+        answers.append(json.loads(store.get(f"{key}/{other}")))
+    return answers
 
 
 def _difference(rank: int, ours: list[str], other: int, theirs: list[str]) -> str:

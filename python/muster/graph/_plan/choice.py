@@ -19,17 +19,16 @@ from muster.graph._plan.costs import Costs
 from muster.graph._plan.schedule import Kind, Task, order, timeline
 
 _SHARES = 1.0, 0.25, 0.0625, 0.0  # of the largest bucket that is worth it
-# Their shapes, and what depends on them, differ by rank, and so might the choice.
-_DIFFER_BY_RANK = ("exchange", "gather", "scatter")
 
 
 def merge_best(graph: Graph, costs: Costs, max_bytes: float | None) -> None:
     """Merges collectives of the graph in place. Equal graphs and costs give equal results.
 
-    max_bytes: as for order(). None: the graph keeps the order of Inductor, so merging all that is worth it is best.
+    max_bytes: as for order(). None: the graph keeps the order of Inductor, so merging all that is worth it is best, and
+    does not depend on the sizes of other tensors.
     """
     share = 1.0
-    if max_bytes is not None and not _differs_by_rank(graph):
+    if max_bytes is not None:
         share = min(_SHARES, key=lambda each: _seconds(graph, costs, max_bytes, each))
     _merge(graph, costs, share)
 
@@ -73,10 +72,6 @@ def _is_start(node: Node) -> bool:
     )
 
 
-def _differs_by_rank(graph: Graph) -> bool:
-    return any(_is_start(node) and str(node.target).split(".")[1] in _DIFFER_BY_RANK for node in graph.nodes)
-
-
 def _compute_seconds(node: Node, costs: Costs) -> float:
     packet = getattr(node.target, "overloadpacket", None)
     if node.op != "call_function" or packet is None or node.target.is_view:  # type: ignore[union-attr]
@@ -96,5 +91,7 @@ def _bytes(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    """A symbolic size counts as the size that it has in the example."""
-    return float(value) if isinstance(value, (int, float)) else float(value.node.hint)
+    """A symbolic size counts as the size that it has in the example, or as nothing if only the run will tell."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    return float(value.node.hint) if value.node.has_hint() else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch._inductor.dependencies import WeakDep
@@ -14,12 +15,18 @@ from muster.graph._plan.saved import Label, SavedPlan, source_of
 from muster.graph._plan.schedule import Kind, Task, order
 
 
-def reorder(nodes: list[Any], costs: Costs, max_bytes: float, folder: str = "") -> list[Any]:
-    """The nodes of Inductor's scheduler in the order of the plan. With a folder, the plan is saved there."""
-    tasks = tasks_of(nodes, costs)
+def reorder(nodes: list[Any], costs: Costs, max_bytes: float, keeps_order: bool, folder: str = "") -> list[Any]:
+    """The nodes of Inductor's scheduler in the order of the plan. With a folder, the plan is saved there.
+
+    keeps_order: collectives begin in the order of the program, because the plans of ranks might differ.
+    """
+    tasks = tasks_of(nodes, costs, keeps_order)
     planned = order(tasks, max_bytes)
     if folder:
-        SavedPlan(c10d.get_rank(), tasks, [_label(node) for node in nodes], planned).save(folder)
+        try:
+            SavedPlan(c10d.get_rank(), tasks, [_label(node) for node in nodes], planned).save(folder)
+        except OSError as error:
+            warnings.warn(f"muster: a plan is not saved: {error}", stacklevel=2)
     return [nodes[index] for index in planned]
 
 
@@ -34,15 +41,7 @@ def _label(node: Any) -> Label:
     return Label(name, sources[-1] if sources else "")
 
 
-# Their shapes, and what depends on them, differ by rank.
-_DIFFER_BY_RANK = ("muster.exchange", "muster.gather", "muster.scatter")
-
-
-def tasks_of(nodes: list[Any], costs: Costs) -> list[Task]:
-    """If the graphs of ranks may differ, their plans may, too. Then collectives begin in the order of the program."""
-    keeps_order = any(
-        is_collective(node.node) and str(node.node.op_overload).startswith(_DIFFER_BY_RANK) for node in nodes
-    )
+def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
     last_start: frozenset[int] = frozenset()
     makers = {name: index for index, node in enumerate(nodes) for name in node.get_buffer_names()}
     tasks: list[Task] = []

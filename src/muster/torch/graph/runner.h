@@ -18,10 +18,12 @@ namespace muster::graph {
 /// A model that muster.graph.package() has compiled ahead of time. It runs without Python, and its collectives run over
 /// groups of this process.
 ///
-/// Throws c10::ValueError for a wrong file, group or input, muster::ErrorException for failures of a group.
+/// The constructor throws c10::ValueError for a wrong file or group, muster::ErrorException if the group fails. run()
+/// throws what compiled code throws, a std::runtime_error; the group has the reason (Group::status()).
 class Runner {
  public:
-  /// By the names that package() has for them. All ranks of a group must make their runners in the same order.
+  /// By the names that package() has for them. A process makes its runners one after the other, and all processes in
+  /// the same order: a runner forms a group of its own.
   using Groups = std::map<std::string, std::shared_ptr<Group>>;
 
   Runner(const std::string& package, const Groups& groups);
