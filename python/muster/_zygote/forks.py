@@ -34,8 +34,8 @@ from .worker import FORWARDED_SIGNALS, Request, become_worker
 COMMAND_WORDS = 5
 
 
-# A terminal or a batch system sends these to all processes of a program. The program decides when the server ends.
 class ForkServer(Server):
+    # A terminal or a batch system sends these to all processes of a program. The program decides when the server ends.
     ignored_signals = (signal.SIGINT, signal.SIGTERM, *FORWARDED_SIGNALS)
 
     def __init__(self, channel: socket.socket, packages: ImportedPackages):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from muster.graph._plan.measured import measured
 from muster.graph._plan.saved import SavedPlan
-from muster.graph._plan.schedule import Kind, Timeline, lower_bound, timeline
+from muster.graph._plan.schedule import Kind, Timeline, lower_bound, most_bytes, timeline
 
 _COLUMNS = 90
 _SHOWN = 40  # collectives
@@ -38,7 +38,7 @@ def text(plan: SavedPlan, steps: Mapping[str, Timeline], shown: int = _SHOWN) ->
     ]
     for name, step in steps.items():
         order = plan.order if name != "Inductor's order" else range(len(plan.tasks))
-        memory = _mebibytes(_most_bytes(plan, order))
+        memory = _mebibytes(most_bytes(plan.tasks, order))
         lines.append(f"{name:18}{_milliseconds(step.total):>12}{_milliseconds(step.exposed):>12}{memory:>12}")
     lines += [f"{'bound':18}{_milliseconds(lower_bound(plan.tasks)):>12}   no order takes less", ""]
     longest = max(step.total for step in steps.values()) or 1.0
@@ -77,25 +77,6 @@ def _table(plan: SavedPlan, steps: Mapping[str, Timeline], starts: list[int], sh
     if len(starts) > shown:
         lines.append(f"and {len(starts) - shown} more: --all")
     return lines
-
-
-def _most_bytes(plan: SavedPlan, order: Iterable[int]) -> int:
-    """The most memory that results of collectives take at a time."""
-    users: dict[int, set[int]] = {}
-    for index, task in enumerate(plan.tasks):
-        if task.kind is Kind.WAIT:
-            users[task.start] = {index, *(each for each, other in enumerate(plan.tasks) if index in other.needs)}
-    held = most = 0
-    for index in order:
-        if plan.tasks[index].kind is Kind.START:
-            held += plan.tasks[index].bytes
-            most = max(most, held)
-        for start, left in list(users.items()):
-            left.discard(index)
-            if not left:
-                held -= plan.tasks[start].bytes
-                del users[start]
-    return most
 
 
 def trace(plan: SavedPlan, steps: Mapping[str, Timeline]) -> dict[str, Any]:

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from muster.graph._plan import NAMESPACES
 from muster.graph._plan.saved import SavedPlan
 from muster.graph._plan.schedule import Kind, Timeline
 
 Event = dict[str, Any]
-_NAMESPACES = ("_c10d_functional::", "_c10d_functional_autograd::", "muster::")
+_OPERATORS = tuple(f"{namespace}::" for namespace in NAMESPACES)
 _WIRE = "muster:"  # a span from the call of a collective to its end
 _GRAPH = "## Call CompiledFxGraph"
 
@@ -39,7 +40,7 @@ def _last_step(events: list[Event], names: list[str]) -> list[Event]:
     """The calls with these names, one after the other on one thread."""
     threads: dict[Any, list[Event]] = {}
     for event in events:
-        if event["name"].startswith(_NAMESPACES):
+        if event["name"].startswith(_OPERATORS):
             threads.setdefault(event["tid"], []).append(event)
     steps = []
     for calls in threads.values():

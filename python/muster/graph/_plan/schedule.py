@@ -70,6 +70,18 @@ def timeline(tasks: Sequence[Task], order: Sequence[int]) -> Timeline:
     return result
 
 
+def most_bytes(tasks: Sequence[Task], order: Sequence[int]) -> int:
+    """The most memory that results of collectives take at a time, if the tasks run in this order."""
+    holds = _holds(tasks, _users(tasks))
+    held = most = 0
+    for index in order:
+        if tasks[index].kind is Kind.START:
+            held += tasks[index].bytes
+            most = max(most, held)
+        held -= sum(tasks[start].bytes for start in holds.freed_by(index))
+    return most
+
+
 def lower_bound(tasks: Sequence[Task]) -> float:
     """No order takes less: all computing, all messages, and the longest path."""
     kinds = {kind: sum(task.seconds for task in tasks if task.kind is kind) for kind in (Kind.COMPUTE, Kind.START)}
