@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import unittest.mock
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import muster.graph
 import pytest
 import torch
 import torch.distributed as dist
+from muster.graph._backend import options_of
 from ranks import run_ranks
+from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import muster
 
@@ -159,6 +163,29 @@ def compile_alone(rank: int) -> None:
 
 def test_a_rank_that_compiles_alone_gets_an_error() -> None:
     run_ranks(2, compile_alone, timeout=TIMEOUT)
+
+
+def measure_while_compiling(rank: int) -> None:
+    """As Inductor does: its dispatcher would keep the GIL in each collective."""
+    compiling = torch._C.DispatchKey.PythonDispatcher
+    seen = []
+
+    def broadcast(*arguments: Any, **named: Any) -> Any:
+        seen.append(torch._C._dispatch_tls_is_dispatch_key_included(compiling))
+        return dist.distributed_c10d.broadcast(*arguments, **named)
+
+    with (
+        unittest.mock.patch.object(dist, "broadcast", broadcast),
+        enable_python_dispatcher(),
+        FakeTensorMode(),
+    ):
+        assert torch._C._dispatch_tls_is_dispatch_key_included(compiling)
+        options_of([dist.group.WORLD], muster.graph.Config())
+    assert seen == [False]
+
+
+def test_collectives_that_measure_do_not_keep_the_gil() -> None:
+    run_ranks(2, measure_while_compiling, timeout=TIMEOUT)
 
 
 def many(xs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from muster.bench.report import BenchFailedError
+
+_TO_WRITE = 1.0  # seconds
+_MOST_SHOWN = 20_000  # characters of a rank's log
 
 
 @dataclass
@@ -65,7 +69,7 @@ def _lines(reading: int, workers: list[subprocess.Popen[bytes]], folder: str, de
     buffer = b""
     while True:
         if time.monotonic() > deadline:
-            raise BenchFailedError("rank 0 has not reported all results in time; use a longer --timeout")
+            raise BenchFailedError(_late(workers, folder))
         if not select.select([reading], [], [], 0.2)[0]:
             for rank, worker in enumerate(workers):
                 if worker.poll():
@@ -106,6 +110,17 @@ def _join(workers: list[subprocess.Popen[bytes]], folder: str, deadline: float) 
 def _report(rank: int, worker: subprocess.Popen[bytes], folder: str) -> str:
     tail = "\n".join(_log(folder, rank).read_text(errors="replace").splitlines()[-15:])
     return f"rank {rank} ended with status {worker.returncode}:\n{tail}"
+
+
+def _late(workers: list[subprocess.Popen[bytes]], folder: str) -> str:
+    """Where each rank is now. A worker writes the stacks of its threads to its log when it gets SIGUSR1."""
+    for worker in workers:
+        worker.send_signal(signal.SIGUSR1)
+    time.sleep(_TO_WRITE)  # tidy: allow(sleep) nothing tells when a log is complete
+    stacks = [
+        f"rank {rank}:\n{_log(folder, rank).read_text(errors='replace')[-_MOST_SHOWN:]}" for rank in range(len(workers))
+    ]
+    return "\n".join(["rank 0 has not reported all results in time; use a longer --timeout", *stacks])
 
 
 def _end(workers: list[subprocess.Popen[bytes]]) -> None:

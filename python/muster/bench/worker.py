@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 from datetime import timedelta
 
@@ -16,6 +18,7 @@ from muster.bench.groups import Groups
 
 def main() -> None:
     module, rank, ranks, folder, parameters, report = sys.argv[1:]
+    faulthandler.register(signal.SIGUSR1)  # run_ranks() sends it at its deadline
     options = json.loads(parameters)
     if options.get("bind"):
         cores = sorted(os.sched_getaffinity(0))

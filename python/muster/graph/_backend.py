@@ -96,9 +96,12 @@ def _shapes(value: Any) -> list[Any]:
 
 def options_of(groups: list[Any], config: Config, keeps_order: bool = False) -> dict[str, Any]:
     """Of Inductor, for a graph with collectives of these groups."""
+    from torch._dispatch.python import no_python_dispatcher
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    with unset_fake_temporarily():  # the compiler's tensors have no data, and what is measured needs some
+    # The compiler's tensors have no data, and what is measured needs some. Its dispatcher keeps the GIL in collectives,
+    # and Gloo's threads take the GIL with Gloo's mutex held, to drop tensors: a deadlock.
+    with unset_fake_temporarily(), no_python_dispatcher():
         costs = costs_of(groups)
     options: dict[str, Any] = {}
     if config.buckets:
