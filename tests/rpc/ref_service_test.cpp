@@ -58,5 +58,27 @@ TEST(RefService, AReleaseIsSentAgainWhenItsConnectionBreaks) {
   for (const auto& agent : {a, b}) EXPECT_TRUE(agent->shutdown(Deadline::after(kPatience)));
 }
 
+TEST(RefService, AReleaseDoesNotWaitForAnOwnerThatHasLeft) {
+  const std::shared_ptr<Store> store = memory_store();
+  const auto a = start(store, options_for("a", "tcp")), b = start(store, options_for("b", "tcp"));
+  const auto holder = RefService::start(a, {.lease = 10 * kPatience});
+  ASSERT_TRUE(holder);
+  RefPtr ref = (*holder)->create("b");
+  ASSERT_TRUE(b->shutdown(Deadline::after(kPatience)));  // a has never called it
+  ref.reset();
+  (*holder)->stop();
+  const auto ended = a->shutdown(Deadline::after(kPatience));
+  EXPECT_TRUE(ended) << (ended ? "" : ended.error().to_string());
+}
+
+TEST(RefService, ShutdownNamesAPendingCall) {
+  const auto a = start(memory_store(), options_for("a", "tcp"));
+  const Future pending = a->call("b", "echo", {}, {});
+  const auto ended = a->shutdown(Deadline::after(100ms));
+  ASSERT_FALSE(ended);
+  EXPECT_NE(ended.error().message.find("still had pending: call of \"echo\" at worker \"b\""), std::string::npos)
+      << ended.error().to_string();
+}
+
 }  // namespace
 }  // namespace muster::rpc::test

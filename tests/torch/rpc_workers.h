@@ -20,7 +20,10 @@ class RpcWorkers : public testing::Test {
     return Worker::start(store, options);
   }
   void TearDown() override {
-    for (const Worker* worker : {&a_, &b_, &c_}) EXPECT_TRUE(worker->agent().shutdown(Deadline::after(10s)));
+    for (const Worker* worker : {&a_, &b_, &c_}) {
+      const Result<> ended = worker->agent().shutdown(Deadline::after(10s));
+      EXPECT_TRUE(ended) << (ended ? "" : ended.error().to_string());
+    }
   }
 
   const std::shared_ptr<Store> store_ = memory_store();

@@ -151,6 +151,11 @@ void Client::close() {
   names_.clear();
 }
 
+std::string Client::describe_pending() const {
+  const std::string first = pending_.begin()->second->to_string();
+  return pending_.size() == 1 ? first : fmt::format("{} calls, such as {}", pending_.size(), first);
+}
+
 void Client::expire() {
   const TimePoint now = steady_clock().now();
   while (!pending_.empty() && pending_.begin()->first <= now) {
@@ -220,14 +225,15 @@ bool Client::on_looked_up(const std::string& name, const Result<std::optional<Wo
   return false;
 }
 
+/// No worker has the name now. Calls fail that do not wait for one.
 void Client::fail_calls_to_left(const std::string& name, std::list<CallPtr>& calls) {
   const auto left = left_.find(name);
-  if (left == left_.end() && !options_.fixed_members) return;
+  const bool may_join = left == left_.end() && !options_.fixed_members;
   const std::string why = left != left_.end()
                               ? left->second + " has left"
                               : fmt::format("no worker has the name \"{}\": it has left, or the name is wrong", name);
   std::erase_if(calls, [&](const CallPtr& call) {
-    if (waits_for_successor(*call)) return false;
+    if (may_join ? call->options.waits_for_successor : waits_for_successor(*call)) return false;
     call->waits = false;
     finish(*call, tl::unexpected(local_error(ErrorCode::kPeerLost, why)));
     return true;

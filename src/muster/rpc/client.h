@@ -40,6 +40,8 @@ class Client {
   /// Drops all workers. Must be called after end_calls(), and after the links were closed.
   void close();
   bool has_pending() const { return !pending_.empty(); }
+  /// "2 calls, such as call of "f" at worker "ps"". Requires a pending call.
+  std::string describe_pending() const;
 
   void expire();
   TimePoint next_deadline() const;

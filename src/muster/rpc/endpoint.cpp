@@ -307,11 +307,19 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
       return fail(ErrorCode::kTimeout,
                   fmt::format("worker \"{}\" is being shut down by another thread", self_.worker.name));
     }
-    const bool drained = idle();
+    const std::string pending = describe_pending();
     close(lock);
-    if (drained) return {};
+    if (pending.empty()) return {};
     return fail(ErrorCode::kTimeout,
-                fmt::format("worker \"{}\" has left although calls were pending", self_.worker.name));
+                fmt::format("worker \"{}\" has left, but still had pending: {}", self_.worker.name, pending));
+  }
+
+  /// What leave() waits for. Empty: nothing.
+  std::string describe_pending() const {
+    if (client_->has_pending()) return client_->describe_pending();
+    if (server_->is_idle()) return {};
+    const std::string running = functions_.running();
+    return running.empty() ? "an answer" : running;
   }
 
   void close(LoopDriver::Lock& lock) {
