@@ -65,9 +65,37 @@ TEST_F(CallQueueTest, RunsASyncCallInTheCallersThread) {
 }
 
 TEST_F(CallQueueTest, RunsAnAsyncCallInAnotherThread) {
-  EXPECT_TRUE(submit(true).wait());
+  EXPECT_TRUE(submit(true).wait(Deadline::after(std::chrono::seconds(30)))) << "a deadline before that of the call";
   ASSERT_EQ(threads_.size(), 1);
   EXPECT_NE(threads_[0], std::this_thread::get_id());
+}
+
+TEST_F(CallQueueTest, AWaitRunsTheNextCall) {
+  bool ran_here = false;
+  for (int i = 0; i < 10'000 && !ran_here; ++i) {  // unless the progress thread is faster
+    std::atomic<bool> called = false;
+    const Work work = submit(true);
+    work.on_done([&](const Result<>&) { called = true; });
+    EXPECT_TRUE(work.wait());
+    ran_here = threads_.back() == std::this_thread::get_id();
+    if (ran_here) {
+      EXPECT_TRUE(called);
+    } else {
+      EXPECT_TRUE(queue_->wait_for_pending(test_deadline()));
+      while (!called) std::this_thread::yield();
+    }
+  }
+  EXPECT_TRUE(ran_here);
+}
+
+TEST_F(CallQueueTest, AWaitMayOutliveTheQueue) {
+  std::vector<std::future<void>> waits;
+  for (int i = 0; i < 100; ++i) {
+    waits.push_back(std::async(std::launch::async, [work = submit(true)] { EXPECT_TRUE(work.wait()); }));
+  }
+  queue_.reset();
+  for (std::future<void>& wait : waits) wait.get();
+  EXPECT_EQ(ran_.size(), 100);
 }
 
 TEST_F(CallQueueTest, RunsQueuedCallsInOrder) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <system_error>
 
 #include "muster/base/check.h"
@@ -11,13 +12,47 @@ namespace {
 
 /// The maximum number of queued operations. A caller with this many unfinished operations has a bug.
 constexpr size_t kMaxQueued = 1 << 16;
+constexpr auto kDestroyedByCallback = "a group must not be destroyed by a callback of its own Work";
 
 }  // namespace
 
+/// Lets threads that wait for an operation into the queue. Outlives it, because a wait may. Thread-safe.
+class CallQueue::Waiters final : public WorkDriver {
+ public:
+  explicit Waiters(CallQueue& queue) : queue_(&queue) {}
+
+  void drive(Work::State& state, const Deadline& deadline) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (queue_ == nullptr) return;
+      inside_.push_back(std::this_thread::get_id());
+    }
+    queue_->run_awaited(state, deadline);
+    const std::lock_guard lock(mutex_);
+    inside_.erase(std::find(inside_.begin(), inside_.end(), std::this_thread::get_id()));
+    if (inside_.empty()) left_.notify_all();
+  }
+  /// Returns when no thread is in the queue. None will be from then on.
+  void close() {
+    Lock lock(mutex_);
+    MUSTER_CHECK(std::find(inside_.begin(), inside_.end(), std::this_thread::get_id()) == inside_.end(),
+                 kDestroyedByCallback);
+    left_.wait(lock, [this] { return inside_.empty(); });
+    queue_ = nullptr;
+  }
+
+ private:
+  std::mutex mutex_;  ///< guards all fields below
+  std::condition_variable left_;
+  std::vector<std::thread::id> inside_;
+  CallQueue* queue_;  ///< constant while a thread is inside
+};
+
 CallQueue::CallQueue(Executor& executor, Recorder* recorder, std::string group)
-    : executor_(executor), recorder_(recorder), group_(std::move(group)) {}
+    : executor_(executor), recorder_(recorder), group_(std::move(group)), waiters_(std::make_shared<Waiters>(*this)) {}
 
 CallQueue::~CallQueue() {
+  waiters_->close();
   Lock lock(mutex_);
   state_ = State::kStopping;
   changed_.notify_all();
@@ -25,8 +60,7 @@ CallQueue::~CallQueue() {
     std::thread thread = std::move(threads_.back());
     threads_.pop_back();
     lock.unlock();
-    MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(),
-                 "a group must not be destroyed by a callback of its own Work");
+    MUSTER_CHECK(thread.get_id() != std::this_thread::get_id(), kDestroyedByCallback);
     thread.join();
     lock.lock();
   }
@@ -47,9 +81,10 @@ Work CallQueue::submit(Operation&& operation, Duration timeout, bool async) {
     return run_inline(operation, timeout, std::move(hook));
   }
   auto queued = enqueue({std::move(operation), timeout, std::make_shared<Work::State>(), std::move(hook)});
+  const bool wakes = starts_.wakes();
   lock.unlock();
   if (!queued) return Work(tl::unexpected(queued.error()));
-  changed_.notify_all();
+  if (wakes) changed_.notify_all();
   if (async) return std::move(*queued);
   return Work(queued->wait(), queued->sequence());
 }
@@ -79,8 +114,10 @@ Result<Work> CallQueue::enqueue(Job job) {
   MUSTER_TRY(provide_thread());
   job.operation.call.sequence = execution_lock_.next_sequence();
   job.ticket = record(job.operation, Recorder::Start::kLater);
+  job.work->driver = waiters_;
   Work work(job.work, job.operation.call.sequence);
   queue_.push_back(std::move(job));
+  starts_.queued(queue_.back().operation);
   return work;
 }
 
@@ -106,20 +143,12 @@ Result<> CallQueue::provide_thread() {
 void CallQueue::run_progress_thread() {
   Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return queue_.empty() ? state_ == State::kStopping : !execution_lock_.taken(); });
+    starts_.wait(lock, changed_, [this](uint64_t last) {
+      if (queue_.empty()) return state_ == State::kStopping;
+      return !execution_lock_.taken() && queue_.front().operation.call.sequence <= last;
+    });
     if (queue_.empty()) break;
-    Job job = std::move(queue_.front());
-    queue_.pop_front();
-    execution_lock_.take();
-    lock.unlock();
-    if (recorder_ != nullptr) recorder_->started(job.ticket);
-    job.hook.stamp(job.hook.started);
-    const auto result = run(job.operation, job.timeout, job.ticket);
-    job.hook.stamp(job.hook.ended);
-    auto callbacks = job.work->finish(result);
-    lock.lock();
-    hooks_.complete(std::move(job.hook), job.operation.call, result);
-    release(lock);
+    auto [result, callbacks] = run_first(lock);
     if (result && callbacks.empty() && (!hooks_.pending() || hooks_.running())) continue;
     --free_threads_;
     // The result is ignored: if no thread can be started, the queued calls wait until these callbacks return.
@@ -133,6 +162,43 @@ void CallQueue::run_progress_thread() {
     ++free_threads_;
   }
   --free_threads_;
+}
+
+/// Runs the first queued operation. Requires the mutex, and a free execution lock. Releases the mutex while it runs.
+/// Returns the callbacks, which must run without the mutex.
+std::pair<Result<>, CallQueue::Callbacks> CallQueue::run_first(Lock& lock) {
+  Job job = std::move(queue_.front());
+  queue_.pop_front();
+  if (queue_.empty()) starts_.drained();
+  execution_lock_.take();
+  lock.unlock();
+  if (recorder_ != nullptr) recorder_->started(job.ticket);
+  job.hook.stamp(job.hook.started);
+  auto result = run(job.operation, job.timeout, job.ticket);
+  job.hook.stamp(job.hook.ended);
+  auto callbacks = job.work->finish(result);
+  lock.lock();
+  hooks_.complete(std::move(job.hook), job.operation.call, result);
+  release(lock);
+  return {std::move(result), std::move(callbacks)};
+}
+
+/// Runs the operation in the thread that waits for it, if it is the next one: others may have callbacks that must not
+/// run here. Not if the wait has a deadline before that of the operation, because an operation cannot be interrupted.
+void CallQueue::run_awaited(const Work::State& state, const Deadline& deadline) {
+  Lock lock(mutex_);
+  starts_.awaited();
+  if (queue_.empty()) return;
+  const Job& next = queue_.front();
+  if (execution_lock_.taken() || next.work.get() != &state || deadline.left() < next.timeout) {
+    starts_.need_progress();
+    return changed_.notify_all();
+  }
+  const auto [result, callbacks] = run_first(lock);
+  hooks_.run(lock, changed_);
+  lock.unlock();
+  if (!result) executor_.run_callbacks();
+  for (const auto& callback : callbacks) callback(result);
 }
 
 /// Requires the execution lock.
@@ -155,8 +221,9 @@ void CallQueue::release(Lock& lock) {
     executor_.shut_down(why);
     lock.lock();
   }
-  const bool awaited = !queue_.empty() || state_ == State::kStopping || waiting_for_all_ > 0;
-  execution_lock_.release(!awaited && !hooks_.pending() && !hooks_.has_hook() && state_ == State::kOpen);
+  const bool awaited = (!queue_.empty() && starts_.wakes()) || state_ == State::kStopping || waiting_for_all_ > 0;
+  execution_lock_.release(!awaited && queue_.empty() && !hooks_.pending() && !hooks_.has_hook() &&
+                          state_ == State::kOpen);
   if (awaited) changed_.notify_all();
 }
 
@@ -184,6 +251,8 @@ Result<> CallQueue::wait_for_pending(const Deadline& deadline) {
   execution_lock_.require_slow_path();
   const uint64_t last = execution_lock_.sequence();
   ++waiting_for_all_;
+  starts_.need_progress();
+  changed_.notify_all();
   const bool ended =
       changed_.wait_for(lock, deadline.left(), [&] { return hooks_.completed() >= last || pending() == 0; });
   --waiting_for_all_;

@@ -10,13 +10,15 @@
 #include "muster/flight/recorder.h"
 #include "muster/group/queue/execution_lock.h"
 #include "muster/group/queue/hook_queue.h"
+#include "muster/group/queue/start_policy.h"
 #include "muster/group/work_state.h"
 
 namespace muster {
 
 /// Runs a group's operations one at a time, in the order of their sequence numbers. A synchronous call on an idle group
 /// runs in the caller's thread, because a hand-over to another thread costs more than a small message. Every other call
-/// is queued for a progress thread. Thread-safe.
+/// is queued. Either a progress thread runs it, or the thread that waits for it, if that comes first (StartPolicy).
+/// Thread-safe.
 ///
 /// It keeps inline calls, progress threads and hooks in one order, so one mutex guards the fields of all three.
 class CallQueue {
@@ -67,10 +69,16 @@ class CallQueue {
   };
   using Lock = std::unique_lock<std::mutex>;
 
+  /// The WorkDriver of all queued operations.
+  class Waiters;
+  using Callbacks = std::vector<std::function<void(const Result<>&)>>;
+
   Work run_inline(const Operation& operation, Duration timeout, HookCall&& hook);
   Result<Work> enqueue(Job job);
   Result<> provide_thread();
   void run_progress_thread();
+  std::pair<Result<>, Callbacks> run_first(Lock& lock);
+  void run_awaited(const Work::State& state, const Deadline& deadline);
   Result<> run(const Operation& operation, Duration timeout, Recorder::Ticket ticket);
   void release(Lock& lock);
   size_t pending() const;
@@ -79,11 +87,13 @@ class CallQueue {
   Executor& executor_;
   Recorder* const recorder_;
   const std::string group_;
+  const std::shared_ptr<Waiters> waiters_;
   ExecutionLock execution_lock_;
   mutable std::mutex mutex_;  ///< guards all fields below
   std::condition_variable changed_;
   State state_ = State::kOpen;
   std::deque<Job> queue_;
+  StartPolicy starts_;
   HookQueue hooks_;
   int waiting_for_all_ = 0;  ///< callers in wait_for_pending()
   std::optional<Error> first_error_;
