@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._inductor import config
 
 import muster.graph  # noqa: F401  graphs of Gloo's groups hold all calls, too
 from muster.bench.groups import Groups
@@ -17,14 +16,17 @@ from muster.bench.timing import in_rounds, time_calls
 
 Step = Callable[[], Any]
 _WARM_UP = 2
-# torch's own passes that begin collectives earlier and wait for them later.
-_TORCHS_PASSES = {
-    "reorder_for_compute_comm_overlap": True,
-    "reorder_for_compute_comm_overlap_passes": [
-        "reorder_communication_preserving_peak_memory",
-        "sink_waits_iterative",
-        "reorder_communication_preserving_peak_memory",
-    ],
+# Of Inductor. passes: torch's own passes begin collectives earlier and wait for them later.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "inductor": {},
+    "passes": {
+        "reorder_for_compute_comm_overlap": True,
+        "reorder_for_compute_comm_overlap_passes": [
+            "reorder_communication_preserving_peak_memory",
+            "sink_waits_iterative",
+            "reorder_communication_preserving_peak_memory",
+        ],
+    },
 }
 
 
@@ -86,13 +88,10 @@ def _reducing(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
 def _compiled(function: Callable[..., Any], compiler: str, *inputs: Any) -> Step:
     if compiler == "eager":
         return partial(function, *inputs)
-    compiled = torch.compile(function, fullgraph=True, backend="muster" if compiler == "muster" else "inductor")
-
-    def step() -> Any:
-        with config.patch(_TORCHS_PASSES if compiler == "passes" else {}):
-            return compiled(*inputs)
-
-    return step
+    if compiler == "muster":
+        return partial(torch.compile(function, fullgraph=True, backend="muster"), *inputs)
+    # Dynamo would share the code of both compilers if they did not differ in their options.
+    return partial(torch.compile(function, fullgraph=True, options=_OPTIONS[compiler]), *inputs)
 
 
 def _doubled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
