@@ -161,6 +161,7 @@ def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]
         ("chars --epochs 3", "error: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --epochs 3"),
         ("pipeline --epochs 3", "error: takes no options, not --epochs"),
         ("actor_learner --updates ten", "error: takes --updates N, not --updates ten"),
+        ("decoder out --characters ten", "error: takes FOLDER [--characters N]"),
         (
             "embeddings --mode none",
             "error: takes --steps N, --mode sync|async and --checkpoint FOLDER, not --mode none",
@@ -214,6 +215,22 @@ def test_actors_and_a_learner_balance_a_pole(examples: Callable[..., str]) -> No
     output = examples("actor_learner", ranks=3)
     returns = [float(number) for number in re.findall(r"mean return ([\d.]+)", output)]
     assert len(returns) == 15 and max(returns) > 200, output  # a policy that knows nothing: about 22
+
+
+def test_a_decoder_in_two_parts_serves_clients(
+    examples: Callable[..., str], muster: str, run: Run, root: Path, tmp_path: Path
+) -> None:
+    python = [muster, "run", "--nproc-per-node=2"]
+    checkpoint = tmp_path / "chars.pt"
+    run([*python, root / "examples/python/chars.py", "--steps", "50", "--checkpoint", checkpoint])
+    # It compares the two parts with the whole model.
+    run([*python, root / "examples/python/decoder.py", checkpoint, tmp_path / "parts"], timeout=400)
+    output = examples("decoder", tmp_path / "parts", "--characters", "100", ranks=4)
+    for client, prompt in ((2, "ROSALIND\t"), (3, "ORLANDO\t")):
+        lines = re.findall(rf"^\[rank {client}\] (.*\n)", output, flags=re.MULTILINE)
+        written, speed = "".join(lines[:-1]), lines[-1]
+        assert written.startswith(prompt) and len(written) == len(prompt) + 100 + 1, output
+        assert re.fullmatch(r"\(\d+ characters per second\)\n", speed), output
 
 
 def test_installed_headers_of_the_core_compile(prefix: Path, run: Run, root: Path, tmp_path: Path) -> None:
