@@ -22,6 +22,18 @@ def test_small_reductions_make_a_row(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert row["ratio"] == pytest.approx(row["peer"] / row["muster"])
 
 
+def test_packages_make_a_row_each(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    words = ["graph", "--quick", "--parts", "perceptron,decoder", "--ranks", "2", "--width", "128", "--json", str(path)]
+    assert main(words) == 0
+    perceptron, decoder = json.loads(path.read_text())
+    for row in perceptron, decoder:
+        assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
+        assert {"eager gloo", "eager muster"} <= row["also"].keys() <= set(ALSO)
+    assert perceptron["ratio"] == pytest.approx(perceptron["peer"] / perceptron["muster"])
+    assert decoder["ratio"] == pytest.approx(decoder["muster"] / decoder["peer"])
+
+
 def test_layers_over_a_network_make_two_rows(tmp_path: Path) -> None:
     require()
     path = tmp_path / "rows.json"
@@ -38,6 +50,7 @@ def test_layers_over_a_network_make_two_rows(tmp_path: Path) -> None:
     [
         (["--parts", "large"], "--parts"),
         (["--ranks", "1"], "--ranks takes numbers from 2 on"),
+        (["--width", "192"], "--width takes a multiple of 128"),
         (["--rate", "fast"], "--rate takes a rate as tc writes it"),
     ],
 )

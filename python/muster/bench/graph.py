@@ -15,35 +15,44 @@ SUMMARY = "compiled graphs with collectives, against Inductor's order and torch'
 PEERS: tuple[str, ...] = ("gloo",)
 # A compiler, and a backend of torch.distributed. inductor: its default order; passes: torch's reorder and sink passes.
 OURS, THEIRS = "muster muster", "inductor gloo"
-ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster")
-PARTS = ("small", "gather")
-_LAYERS, _SMALL = 8, 32
+PACKAGE = "package muster"
+ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
+PARTS = ("small", "perceptron", "decoder", "gather")
+_MODEL_VARIANTS = (PACKAGE, THEIRS, "inductor muster", "muster gloo", "eager muster", "eager gloo", "bare")
+HEAD = 64  # features of an attention head of the decoder
+_LAYERS, _SMALL, _DECODER_LAYERS = 8, 32, 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", default=",".join(PARTS), help="small (in shared memory), gather (over a network)")
-    parser.add_argument("--ranks", default="2,4", help="of part small (default: %(default)s)")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; gather is over a network")
+    parser.add_argument("--ranks", default="2,4", help="of all parts but gather (default: %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of the network, as tc writes it (default: %(default)s)")
     parser.add_argument("--side", type=int, default=1024, help="of part gather's weights (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=1024, help="of part decoder (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=256, help="of part gather (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     check_rate("--rate", arguments.rate)
     ranks = parse_numbers("--ranks", arguments.ranks, 2)
+    if unfit := [count for count in ranks if arguments.width <= 0 or arguments.width % (HEAD * count)]:
+        raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
     for part in parse_names("--parts", arguments.parts, PARTS):
         if part == "gather":
             yield from _gather(arguments)
         else:
+            row = {"small": _small, "perceptron": _perceptron, "decoder": _decoder}[part]
             for count in ranks:
-                yield _small(arguments, count)
+                yield row(arguments, count)
 
 
-def _steps(arguments: argparse.Namespace, setups: list[RankSetup], options: dict[str, Any]) -> dict[str, float]:
+def _steps(
+    arguments: argparse.Namespace, setups: list[RankSetup], options: dict[str, Any], module: str = "graph_steps"
+) -> dict[str, float]:
     """Milliseconds of a step, by variant."""
     rounds = 3 if arguments.quick else 15
     options = {"variants": [OURS, THEIRS, *ALSO, "bare"], "rounds": rounds, "timeout": arguments.timeout, **options}
-    (result,) = run_ranks("graph_steps", setups, options, arguments.timeout)
+    (result,) = run_ranks(module, setups, options, arguments.timeout)
     return {variant: 1e3 * seconds for variant, seconds in result["step"].items()}
 
 
@@ -51,6 +60,26 @@ def _small(arguments: argparse.Namespace, ranks: int) -> Row:
     """Independent reductions of 256 bytes."""
     steps = _steps(arguments, [RankSetup()] * ranks, {"model": "small", "side": 64, "layers": _SMALL})
     return _row(f"{_SMALL} all_reduces of 256 B", ranks, "step", "ms", 256 * _SMALL, steps, steps["bare"])
+
+
+def _perceptron(arguments: argparse.Namespace, ranks: int) -> Row:
+    """Compiled ahead of time, one all_reduce of 512 bytes."""
+    options = {"model": "perceptron", "width": 128, "calls": 200, "variants": _MODEL_VARIANTS}
+    steps = _steps(arguments, [RankSetup()] * ranks, options, "graph_models")
+    figures = {name: 1e3 * step for name, step in steps.items()}
+    return _row("perceptron in a package", ranks, "step", "us", 512, figures, figures["bare"], PACKAGE)
+
+
+def _decoder(arguments: argparse.Namespace, ranks: int) -> Row:
+    """Compiled ahead of time, one token at a time. The floor is one rank with the whole model, times the ranks."""
+    options = {"model": "decoder", "width": arguments.width, "head": HEAD, "layers": _DECODER_LAYERS, "calls": 10}
+    variants = {"variants": [*_MODEL_VARIANTS, "whole"]}
+    steps = _steps(arguments, [RankSetup()] * ranks, options | variants, "graph_models")
+    rates = {name: 1e3 / step for name, step in steps.items()}
+    case = f"decoder of width {arguments.width} in a package"
+    row = _row(case, ranks, "tokens", "1/s", 4 * arguments.width, rates, ranks * rates["whole"], PACKAGE)
+    row.ratio = row.muster / row.peer
+    return row
 
 
 def _gather(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -72,6 +101,8 @@ def _gather(arguments: argparse.Namespace) -> Iterator[Row]:
     yield row
 
 
-def _row(case: str, ranks: int, metric: str, unit: str, size: int, figures: dict[str, float], floor: float) -> Row:
-    also = {name: figures[name] for name in ALSO}
-    return Row("graph", case, ranks, metric, unit, figures[OURS], figures[THEIRS], "gloo", floor, bytes=size, also=also)
+def _row(
+    case: str, ranks: int, metric: str, unit: str, size: int, figures: dict[str, float], floor: float, ours: str = OURS
+) -> Row:
+    also = {name: figures[name] for name in ALSO if name in figures}
+    return Row("graph", case, ranks, metric, unit, figures[ours], figures[THEIRS], "gloo", floor, bytes=size, also=also)

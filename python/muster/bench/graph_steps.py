@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -35,14 +35,21 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
     torch._dynamo.config.recompile_limit = 64  # one function is compiled for each variant
     make = {"gather": _gathering, "small": _reducing}[options["model"]]
     steps = {variant: make(variant, groups, options) for variant in options["variants"]}
-    expected = steps["eager muster"]()
+    yield medians(steps, "eager muster", ("bare",), options["rounds"], 1)
+
+
+def medians(
+    steps: dict[str, Step], reference: str, others: Collection[str], rounds: int, calls: int
+) -> dict[str, dict[str, float]]:
+    """{"step": seconds of a step of each variant}. All must have the reference's result, except for `others`."""
+    expected = steps[reference]()
     for variant, step in steps.items():
-        if variant != "bare":
+        if variant not in others:
             torch.testing.assert_close(step(), expected, rtol=1e-3, atol=1e-3)
         for _ in range(_WARM_UP):
             step()
-    times = in_rounds({name: partial(time_calls, step) for name, step in steps.items()}, options["rounds"])
-    yield {"step": {name: statistics.median(column) for name, column in times.items()}}
+    times = in_rounds({name: partial(time_calls, step, calls) for name, step in steps.items()}, rounds)
+    return {"step": {name: statistics.median(column) / calls for name, column in times.items()}}
 
 
 def _gathering(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
@@ -64,7 +71,7 @@ def _gathering(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
             x = torch.relu(x @ weights)
         return x
 
-    return _compiled(gathered, compiler, x, shards)
+    return compiled(gathered, compiler, x, shards)
 
 
 def _reducing(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
@@ -82,10 +89,10 @@ def _reducing(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
             results.append(result + 1)
         return results
 
-    return _compiled(reduced, compiler, tensors)
+    return compiled(reduced, compiler, tensors)
 
 
-def _compiled(function: Callable[..., Any], compiler: str, *inputs: Any) -> Step:
+def compiled(function: Callable[..., Any], compiler: str, *inputs: Any) -> Step:
     if compiler == "eager":
         return partial(function, *inputs)
     if compiler == "muster":
