@@ -258,12 +258,13 @@ def test_hanging_ranks_are_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatc
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: Any) -> subprocess.Popen[bytes]:
-        report = arguments[-2]
-        hang = [sys.executable, "-c", "import signal; signal.pause()"]
-        started.append(subprocess.Popen(hang, pass_fds=[report]))
+        report, log = arguments[-2:]
+        code = "import faulthandler, signal; faulthandler.register(signal.SIGUSR1)\nwhile True: signal.pause()"
+        started.append(subprocess.Popen([sys.executable, "-c", code], pass_fds=[report], stderr=log))
         return started[-1]
 
     monkeypatch.setattr(ranks, "_start", start)
-    with pytest.raises(BenchFailedError, match="rank 0 has not reported"):
-        list(ranks.run_ranks("any", [ranks.RankSetup()] * 2, {}, 0.5))
+    with pytest.raises(BenchFailedError, match="rank 0 has not reported") as failure:
+        list(ranks.run_ranks("any", [ranks.RankSetup()] * 2, {}, 3))
+    assert str(failure.value).count('File "<string>", line 2 in <module>') == 2, "the stack of each rank"
     assert [worker.returncode for worker in started] == [-signal.SIGKILL] * 2
