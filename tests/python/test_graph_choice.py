@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from muster.graph._plan.choice import merge_best, tasks_of
+from muster.graph._plan.buckets import find_buckets, merge
+from muster.graph._plan.choice import merge_best, tasks_of, with_buckets
 from muster.graph._plan.costs import Costs, LinkCosts
-from muster.graph._plan.schedule import Kind
+from muster.graph._plan.schedule import Kind, order, timeline
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -30,6 +31,10 @@ def gathered(x: torch.Tensor, *shards: torch.Tensor) -> torch.Tensor:
 
 def reduced(*xs: torch.Tensor) -> list[torch.Tensor]:
     return [c10d.wait_tensor(c10d.all_reduce(x, "sum", "0")) * 2 for x in xs]
+
+
+def scattered(*xs: torch.Tensor) -> list[torch.Tensor]:
+    return [c10d.wait_tensor(c10d.reduce_scatter_tensor(x, "sum", RANKS, "0")) * 2 for x in xs]
 
 
 def collectives(graph: torch.fx.Graph) -> int:
@@ -77,8 +82,26 @@ def test_the_order_of_inductor_merges_all_that_is_worth_it(layers: torch.fx.Grap
     assert collectives(layers) == 1
 
 
-def test_the_choice_is_made_on_copies(layers: torch.fx.Graph) -> None:
+def test_a_choice_that_merges_nothing_leaves_the_graph(layers: torch.fx.Graph) -> None:
     before = [str(node.target) for node in layers.nodes]
     merge_best(layers, costs(1e-4, 1e8), 1e9)
     assert [str(node.target) for node in layers.nodes] == before
     layers.lint()
+
+
+@pytest.mark.parametrize("function", [reduced, gathered, scattered])
+@pytest.mark.parametrize("most_bytes", [3 * SHARD_BYTES, 1_000_000_000])
+def test_tasks_with_buckets_are_those_of_the_merged_graph(function: Any, most_bytes: int) -> None:
+    shapes = [(SIDE // RANKS, SIDE)] * LAYERS
+    graph = graph_of(function, *([(SIDE, SIDE)] if function is gathered else []), *shapes)
+    rates = costs(1e-3, 1e8)
+    buckets = find_buckets(graph, lambda group_name: most_bytes)
+    assert buckets
+    expected = with_buckets(tasks_of(graph, rates), graph, rates, buckets)
+    merge(graph, buckets)
+    tasks = tasks_of(graph, rates)
+    for kind in Kind:
+        seconds = [sum(task.seconds for task in each if task.kind is kind) for each in (tasks, expected)]
+        assert seconds[0] == pytest.approx(seconds[1])
+    # Tasks that are equally urgent may come in another order.
+    assert timeline(tasks, order(tasks)).total == pytest.approx(timeline(expected, order(expected)).total, rel=0.02)

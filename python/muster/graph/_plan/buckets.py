@@ -32,22 +32,20 @@ class _Bucket:
     members: list[Node] = field(default_factory=list)
 
 
-def merge(graph: Graph, most_bytes: Callable[[str], float]) -> int:
-    """Merges collectives of the graph. Returns how many are gone.
-
-    most_bytes: of a bucket, by the name of the group.
-    """
-    buckets = [bucket for bucket in _buckets(graph, most_bytes) if len(bucket.members) > 1]
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    for bucket in buckets:
-        _merge(graph, sorted(bucket.members, key=places.__getitem__))
+def merge(graph: Graph, buckets: list[list[Node]]) -> None:
+    """Merges the collectives of each bucket of find_buckets()."""
+    for members in buckets:
+        _merge(graph, members)
     if buckets:
         _sort(graph)
         graph.lint()
-    return sum(len(bucket.members) - 1 for bucket in buckets)
 
 
-def _buckets(graph: Graph, most_bytes: Callable[[str], float]) -> list[_Bucket]:
+def find_buckets(graph: Graph, most_bytes: Callable[[str], float]) -> list[list[Node]]:
+    """Collectives that can be merged, in the order of the graph. Each is awaited once.
+
+    most_bytes: of a bucket, by the name of the group.
+    """
     open_buckets: dict[Key, _Bucket] = {}
     bucket_of: dict[Node, _Bucket] = {}
     result: list[_Bucket] = []
@@ -64,7 +62,7 @@ def _buckets(graph: Graph, most_bytes: Callable[[str], float]) -> list[_Bucket]:
         bucket.bytes += size
         bucket.members.append(node)
         bucket_of[node] = bucket
-    return result
+    return [bucket.members for bucket in result if len(bucket.members) > 1]
 
 
 def _may_merge(node: Node) -> bool:

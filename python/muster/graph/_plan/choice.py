@@ -1,7 +1,7 @@
 """Which small collectives to merge: the choice whose planned step is the shortest.
 
 Merging saves latency, but the first tensor of a bucket then waits for the last one. So a few sizes of buckets are tried
-on copies of the graph, and each is planned with the order that it would have.
+on the graph's tasks, and each is planned with the order that it would have.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from muster.graph._plan import NAMESPACES
-from muster.graph._plan.buckets import merge
+from muster.graph._plan.buckets import find_buckets, merge
 from muster.graph._plan.costs import Costs
 from muster.graph._plan.schedule import Kind, Task, order, timeline
 
@@ -27,23 +27,42 @@ def merge_best(graph: Graph, costs: Costs, max_bytes: float | None) -> None:
     max_bytes: as for order(). None: the graph keeps the order of Inductor, so merging all that is worth it is best, and
     does not depend on the sizes of other tensors.
     """
-    share = 1.0
-    if max_bytes is not None:
-        share = min(_SHARES, key=lambda each: _seconds(graph, costs, max_bytes, each))
-    _merge(graph, costs, share)
+    shares = _SHARES if max_bytes is not None else _SHARES[:1]
+    choices = [_buckets(graph, costs, share) for share in shares]
+    best = choices[0]
+    if max_bytes is not None and best:
+        tasks = tasks_of(graph, costs)
+        best = min(choices, key=lambda buckets: _seconds(with_buckets(tasks, graph, costs, buckets), max_bytes))
+    merge(graph, best)
 
 
-def _merge(graph: Graph, costs: Costs, share: float) -> int:
-    return merge(graph, lambda group_name: share * costs.bucket_bytes(group_name))
+def _buckets(graph: Graph, costs: Costs, share: float) -> list[list[Node]]:
+    return find_buckets(graph, lambda group_name: share * costs.bucket_bytes(group_name))
 
 
-def _seconds(graph: Graph, costs: Costs, max_bytes: float, share: float) -> float:
+def _seconds(tasks: list[Task], max_bytes: float) -> float:
     """Of the planned step."""
-    copy = Graph()
-    copy.output(copy.graph_copy(graph, {}))
-    _merge(copy, costs, share)
-    tasks = tasks_of(copy, costs)
     return timeline(tasks, order(tasks, max_bytes)).total
+
+
+def with_buckets(tasks: list[Task], graph: Graph, costs: Costs, buckets: list[list[Node]]) -> list[Task]:
+    """The tasks that the graph has after merge(). What has moved into a bucket takes no time."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    result = list(tasks)
+    for members in buckets:
+        starts = [places[member] for member in members]
+        joined = len(result)
+        for member, start in zip(members, starts, strict=True):
+            result[start] = Task(Kind.COMPUTE, 0.0, tasks[start].needs)
+            result[places[next(iter(member.users))]] = Task(Kind.COMPUTE, 0.0, frozenset([joined + 2]))
+        sent, received = _bytes([member.args[0] for member in members]), _bytes(members)
+        seconds = costs.wire_seconds(str(members[0].args[-1]), str(members[0].target), sent, received)
+        result += [
+            Task(Kind.COMPUTE, sent / costs.bytes_per_second, frozenset(starts)),
+            Task(Kind.START, seconds, frozenset([joined]), bytes=received),
+            Task(Kind.WAIT, 0.0, frozenset([joined + 1]), joined + 1),
+        ]
+    return result
 
 
 def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
