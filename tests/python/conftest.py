@@ -44,6 +44,7 @@ SLOW_FILES = (
     "graph_runner",
     "graph_parallel",
     "graph_random",
+    "graph_ranks",
     "graph_seed",
     "bench",
     "zygote",
