@@ -45,6 +45,16 @@ def test_layers_over_a_network_make_two_rows(tmp_path: Path) -> None:
     assert set(hidden["also"]) == set(ALSO)
 
 
+def test_training_over_a_network_makes_a_row(tmp_path: Path) -> None:
+    require()
+    path = tmp_path / "rows.json"
+    words = ["graph", "--quick", "--parts", "ddp", "--side", "64", "--batch", "8", "--json", str(path)]
+    assert main(words) == 0
+    (row,) = json.loads(path.read_text())
+    assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
+    assert row["also"].keys() == {"inductor muster", "eager muster", "eager gloo"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

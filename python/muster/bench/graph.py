@@ -17,19 +17,24 @@ PEERS: tuple[str, ...] = ("gloo",)
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
 ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
-PARTS = ("small", "perceptron", "decoder", "gather")
+PARTS = ("small", "perceptron", "decoder", "gather", "ddp")
+_OVER_NETWORK = ("gather", "ddp")
 _MODEL_VARIANTS = (PACKAGE, THEIRS, "inductor muster", "muster gloo", "eager muster", "eager gloo", "bare")
 HEAD = 64  # features of an attention head of the decoder
-_LAYERS, _SMALL, _DECODER_LAYERS = 8, 32, 4
+_LAYERS, _SMALL, _DECODER_LAYERS, _DDP_LAYERS = 8, 32, 4, 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; gather is over a network")
-    parser.add_argument("--ranks", default="2,4", help="of all parts but gather (default: %(default)s)")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; gather and ddp are over a network"
+    )
+    parser.add_argument("--ranks", default="2,4", help="of the other parts (default: %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of the network, as tc writes it (default: %(default)s)")
-    parser.add_argument("--side", type=int, default=1024, help="of part gather's weights (default: %(default)s)")
+    parser.add_argument(
+        "--side", type=int, default=1024, help="of the weights of gather and ddp (default: %(default)s)"
+    )
     parser.add_argument("--width", type=int, default=1024, help="of part decoder (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help="of part gather (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help="of gather and ddp (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -38,8 +43,8 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     if unfit := [count for count in ranks if arguments.width <= 0 or arguments.width % (HEAD * count)]:
         raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
     for part in parse_names("--parts", arguments.parts, PARTS):
-        if part == "gather":
-            yield from _gather(arguments)
+        if part in _OVER_NETWORK:
+            yield from {"gather": _gather, "ddp": _ddp}[part](arguments)
         else:
             row = {"small": _small, "perceptron": _perceptron, "decoder": _decoder}[part]
             for count in ranks:
@@ -85,9 +90,7 @@ def _decoder(arguments: argparse.Namespace, ranks: int) -> Row:
 def _gather(arguments: argparse.Namespace) -> Iterator[Row]:
     """Layers whose weights are spread over two ranks, one on each side of the network: gather, wait, multiply."""
     options = {"model": "gather", "side": arguments.side, "batch": arguments.batch, "layers": _LAYERS}
-    with two_nodes(arguments.rate) as nodes:
-        setups = [RankSetup(node.prefix, {"GLOO_SOCKET_IFNAME": INTERFACE}) for node in nodes]
-        steps = _steps(arguments, setups, options)
+    steps = _steps_over_network(arguments, options)
     size = _LAYERS * arguments.side**2 * 4
     wire = 1e3 * wire_time(size // 2, arguments.rate)  # a rank sends its half
     both = steps["bare"] + wire
@@ -99,6 +102,24 @@ def _gather(arguments: argparse.Namespace) -> Iterator[Row]:
     row = _row(case, 2, "hidden of what can be", "%", size, hidden, 100.0)
     row.ratio = 0
     yield row
+
+
+def _ddp(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Two ranks, one on each side of the network, train a perceptron."""
+    variants = (OURS, THEIRS, "inductor muster", "eager muster", "eager gloo", "bare")
+    options = {"side": arguments.side, "batch": arguments.batch, "layers": _DDP_LAYERS, "variants": variants}
+    steps = _steps_over_network(arguments, options, "graph_training")
+    size = _DDP_LAYERS * (arguments.side**2 + arguments.side) * 4
+    floor = max(steps["bare"], 1e3 * wire_time(size, arguments.rate))
+    yield _row(f"DDP, {_DDP_LAYERS} layers", 2, f"step at {arguments.rate}", "ms", size, steps, floor)
+
+
+def _steps_over_network(
+    arguments: argparse.Namespace, options: dict[str, Any], module: str = "graph_steps"
+) -> dict[str, float]:
+    with two_nodes(arguments.rate) as nodes:
+        setups = [RankSetup(node.prefix, {"GLOO_SOCKET_IFNAME": INTERFACE}) for node in nodes]
+        return _steps(arguments, setups, options, module)
 
 
 def _row(

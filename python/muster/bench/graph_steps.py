@@ -17,7 +17,7 @@ from muster.bench.timing import in_rounds, time_calls
 Step = Callable[[], Any]
 _WARM_UP = 2
 # Of Inductor. passes: torch's own passes begin collectives earlier and wait for them later.
-_OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "inductor": {},
     "passes": {
         "reorder_for_compute_comm_overlap": True,
@@ -98,7 +98,7 @@ def compiled(function: Callable[..., Any], compiler: str, *inputs: Any) -> Step:
     if compiler == "muster":
         return partial(torch.compile(function, fullgraph=True, backend="muster"), *inputs)
     # Dynamo would share the code of both compilers if they did not differ in their options.
-    return partial(torch.compile(function, fullgraph=True, options=_OPTIONS[compiler]), *inputs)
+    return partial(torch.compile(function, fullgraph=True, options=OPTIONS[compiler]), *inputs)
 
 
 def _doubled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

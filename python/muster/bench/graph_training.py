@@ -1,0 +1,51 @@
+"""Runs at each rank of `muster bench graph`: steps of data-parallel training, with gradients in the compiled graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import muster.nn
+from muster.bench.graph_steps import OPTIONS, medians
+from muster.bench.groups import Groups
+
+
+def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A variant is a compiler and a backend of torch.distributed: muster's DistributedDataParallel over muster, torch's
+    over Gloo. "bare" is Inductor without DistributedDataParallel.
+    """
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64
+    side = options["side"]
+    torch.manual_seed(0)
+    layers = [each for _ in range(options["layers"]) for each in (nn.Linear(side, side), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    x, target = torch.randn(options["batch"], side), torch.randn(options["batch"], side)
+    steps: dict[str, Callable[[], Any]] = {}
+    for variant in options["variants"]:
+        compiler, _, backend = variant.partition(" ")
+        own: nn.Module = copy.deepcopy(model)
+        if backend == "muster":
+            own = muster.nn.DistributedDataParallel(own, process_group=groups[backend])
+        elif backend:
+            own = nn.parallel.DistributedDataParallel(own, process_group=groups[backend])
+        forward: Any = own
+        if compiler == "muster":
+            forward = torch.compile(own, fullgraph=True, backend="muster")
+        elif compiler != "eager":
+            forward = torch.compile(own, options=OPTIONS.get(compiler, {}))
+        steps[variant] = partial(_train, forward, own, x, target)
+    yield medians(steps, "eager muster", ("bare",), options["rounds"], 1)
+
+
+def _train(forward: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
+    """Returns the gradients."""
+    model.zero_grad()
+    F.mse_loss(forward(x), target).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
