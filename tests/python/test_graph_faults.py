@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import muster.errors
 import pytest
 import torch
 import torch.distributed as dist
@@ -60,7 +59,8 @@ def die(rank: int) -> str:
     compiled(x)
     if rank == 1:
         os._exit(3)
-    with pytest.raises(muster.errors.PeerLostError, match=r"rank 1 .*\(during all_reduce") as error:
+    # In compiled code, torch 2.15 does not keep the class of the error, PeerLostError.
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 .*\(during all_reduce") as error:
         for _ in range(1000):
             compiled(x)
     return str(error.value)

@@ -1,5 +1,7 @@
 #include "muster/torch/graph/runner.h"
 
+#include <dlfcn.h>
+#include <link.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -36,6 +38,17 @@ std::vector<Member> members_of(const std::string& package,
   }
   TORCH_CHECK_VALUE(lines.eof(), package, ": its list of groups is damaged");
   return members;
+}
+
+/// Compiled models ask for libtorch.so, by its name alone. A program may not have loaded it: it holds no code. Without
+/// it, the model fails to load, and says so.
+void load_libtorch() {
+  void* const loaded = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_NOW);
+  link_map* map = nullptr;
+  if (loaded == nullptr || dlinfo(loaded, RTLD_DI_LINKMAP, &map) != 0) return;
+  const auto path = std::filesystem::path(map->l_name).parent_path() / "libtorch.so";
+  (void)dlopen(path.c_str(), RTLD_NOW);
+  dlclose(loaded);
 }
 
 /// A backend of its own over the ranks of `group`, because the backend owns its group.
@@ -94,6 +107,7 @@ class Runner::NamedGroup {
 Runner::Runner(const std::string& package, const Groups& groups) {
   TORCH_CHECK_VALUE(std::filesystem::exists(package), "there is no file ", package);
   define_operators();
+  load_libtorch();
   model_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(package, "model", /*run_single_threaded=*/true);
   for (const Member& member : members_of(package, model_->get_metadata())) {
     const auto given = groups.find(member.name);
