@@ -74,11 +74,11 @@ class Writer {
         window = window.substr(window.size() - kContext / 2);
         place = 0;
       }
+      if (static_cast<int64_t>(written.size()) >= count) return written;
       torch::Tensor scores;
       for (; place < window.size(); ++place) {
         scores = *part_.step(number_of(window[place]), static_cast<int64_t>(place));
       }
-      if (static_cast<int64_t>(written.size()) >= count) return written;
       const auto next = torch::softmax(scores / kTemperature, 0).multinomial(1).item<int64_t>();
       written += alphabet_.at(static_cast<size_t>(next));
       window += written.back();

@@ -104,6 +104,10 @@ def main() -> None:
     for place, expected in enumerate(whole(text[None])[0]):
         torch.testing.assert_close(step(text[place, None], torch.tensor([place])), expected, rtol=1e-3, atol=1e-3)
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    if rank == 0:
+        for old in arguments.folder.glob("rank*.pt2"):
+            old.unlink()
+    dist.barrier()
     path = muster.graph.package(step, (text[:1], torch.tensor([0])), arguments.folder / f"rank{rank}.pt2")
     print(f"wrote {path}")
     dist.destroy_process_group()

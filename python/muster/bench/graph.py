@@ -40,9 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     check_rate("--rate", arguments.rate)
     ranks = parse_numbers("--ranks", arguments.ranks, 2)
-    if unfit := [count for count in ranks if arguments.width <= 0 or arguments.width % (HEAD * count)]:
+    parts = parse_names("--parts", arguments.parts, PARTS)
+    unfit = [count for count in ranks if arguments.width <= 0 or arguments.width % (HEAD * count)]
+    if unfit and "decoder" in parts:
         raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
-    for part in parse_names("--parts", arguments.parts, PARTS):
+    for part in parts:
         if part in _OVER_NETWORK:
             yield from {"gather": _gather, "ddp": _ddp}[part](arguments)
         else:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
     torch.manual_seed(0)
     layers = [each for _ in range(options["layers"]) for each in (nn.Linear(side, side), nn.ReLU())]
     model = nn.Sequential(*layers)
+    torch.manual_seed(dist.get_rank() + 1)
     x, target = torch.randn(options["batch"], side), torch.randn(options["batch"], side)
     steps: dict[str, Callable[[], Any]] = {}
     for variant in options["variants"]:

@@ -48,8 +48,9 @@ class Work {
   }
 
   bool done() const;
-  /// Waits for the result. Returns kTimeout if the deadline passes first; the operation then continues. Without a
-  /// deadline it waits until the operation's own deadline.
+  /// Waits for the result. This thread may run the operation and its callbacks meanwhile. Returns kTimeout if the
+  /// deadline passes first; the operation then continues. Without a deadline it waits until the operation's own
+  /// deadline.
   Result<> wait(const Deadline& deadline) const;
   Result<> wait() const;
   /// The result. Only valid if done().

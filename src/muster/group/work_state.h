@@ -13,7 +13,7 @@ namespace muster {
 class WorkDriver {
  public:
   virtual ~WorkDriver() = default;
-  /// Returns when the state is finished, or at the deadline.
+  /// Returns when the state is finished, or at the deadline. May return earlier: then another thread finishes it.
   virtual void drive(Work::State& state, const Deadline& deadline) = 0;
 };
 

@@ -33,8 +33,8 @@ struct CallOptions {
   /// The function may run more than once for this call. Then the call is sent again if its connection breaks, also to a
   /// worker that was started again under the same name. The function must be registered as idempotent, too.
   bool idempotent = false;
-  /// An idempotent call waits for a worker that takes the name of one that is gone. Without this a call fails then, and
-  /// also if no worker has the name yet.
+  /// An idempotent call waits for a worker that takes the name of one that is gone. If false, a call fails when its
+  /// worker is gone, or when no worker has the name yet.
   bool waits_for_successor = true;
   /// No result is sent. The call ends when the function has been started.
   bool one_way = false;

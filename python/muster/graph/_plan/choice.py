@@ -46,7 +46,7 @@ def _seconds(tasks: list[Task], max_bytes: float) -> float:
 
 
 def with_buckets(tasks: list[Task], graph: Graph, costs: Costs, buckets: list[list[Node]]) -> list[Task]:
-    """The tasks that the graph has after merge(). What has moved into a bucket takes no time."""
+    """The tasks that the graph has after merge(). The starts and waits that are merged stay, and take no time."""
     places = {node: place for place, node in enumerate(graph.nodes)}
     result = list(tasks)
     for members in buckets:

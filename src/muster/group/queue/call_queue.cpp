@@ -183,14 +183,17 @@ std::pair<Result<>, CallQueue::Callbacks> CallQueue::run_first(Lock& lock) {
   return {std::move(result), std::move(callbacks)};
 }
 
-/// Runs the operation in the thread that waits for it, if it is the next one: others may have callbacks that must not
-/// run here. Not if the wait has a deadline before that of the operation, because an operation cannot be interrupted.
-void CallQueue::run_awaited(const Work::State& state, const Deadline& deadline) {
+/// Runs the operation in the thread that waits for it, if it is the next one: the callbacks of other operations must
+/// not run here. Nor must hooks, which may belong to other operations. Not if the wait has a deadline before that of
+/// the operation, because an operation cannot be interrupted. A callback that throws ends the process, as on a progress
+/// thread.
+void CallQueue::run_awaited(const Work::State& state, const Deadline& deadline) noexcept {
   Lock lock(mutex_);
-  starts_.awaited();
-  if (queue_.empty()) return;
+  if (queue_.empty()) return starts_.awaited();
   const Job& next = queue_.front();
-  if (execution_lock_.taken() || next.work.get() != &state || deadline.left() < next.timeout) {
+  const bool fits = deadline.left() >= next.timeout && !next.hook.hook;
+  if (fits) starts_.awaited();
+  if (!fits || execution_lock_.taken() || next.work.get() != &state) {
     starts_.need_progress();
     return changed_.notify_all();
   }

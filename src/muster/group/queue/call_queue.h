@@ -78,7 +78,7 @@ class CallQueue {
   Result<> provide_thread();
   void run_progress_thread();
   std::pair<Result<>, Callbacks> run_first(Lock& lock);
-  void run_awaited(const Work::State& state, const Deadline& deadline);
+  void run_awaited(const Work::State& state, const Deadline& deadline) noexcept;
   Result<> run(const Operation& operation, Duration timeout, Recorder::Ticket ticket);
   void release(Lock& lock);
   size_t pending() const;

@@ -13,7 +13,7 @@ namespace muster {
 ///
 /// To wake a thread costs more than a small operation. If the caller waited for its last operations before they had
 /// ended, it will probably do so again, and its thread can run small ones. Then no thread is woken. A progress thread
-/// looks at intervals, and begins operations that it has seen before, in case that the caller does not wait this time.
+/// looks at intervals, and begins operations that it has seen before, in case the caller does not wait this time.
 ///
 /// Guarded by the mutex of the call queue.
 class StartPolicy {
@@ -25,7 +25,7 @@ class StartPolicy {
   }
   /// Called when a thread waits for an operation that has not ended.
   void awaited() { awaited_ = std::min(awaited_ + 1, kTrusted); }
-  /// Called when a thread waits for queued operations that it cannot run itself.
+  /// Called when a thread waits, and queued operations must go on meanwhile.
   void need_progress() { urgent_ = true; }
   /// Called when the queue is empty.
   void drained() { urgent_ = false; }
@@ -41,7 +41,8 @@ class StartPolicy {
     while (!ready(begins)) {
       if (seen == last_queued_) {  // no new operation since the last look
         changed.wait(lock);
-        begins = last_queued_;
+        begins = is_eager() ? last_queued_ : 0;
+        seen = 0;  // so it looks before it sleeps again
         continue;
       }
       seen = last_queued_;
