@@ -18,7 +18,6 @@ OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
 ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
 PARTS = ("small", "perceptron", "decoder", "gather", "ddp")
-_OVER_NETWORK = ("gather", "ddp")
 _MODEL_VARIANTS = (PACKAGE, THEIRS, "inductor muster", "muster gloo", "eager muster", "eager gloo", "bare")
 HEAD = 64  # features of an attention head of the decoder
 _LAYERS, _SMALL, _DECODER_LAYERS, _DDP_LAYERS = 8, 32, 4, 4
@@ -44,13 +43,14 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     unfit = [count for count in ranks if arguments.width <= 0 or arguments.width % (HEAD * count)]
     if unfit and "decoder" in parts:
         raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
+    over_network = {"gather": _gather, "ddp": _ddp}
+    in_memory = {"small": _small, "perceptron": _perceptron, "decoder": _decoder}
     for part in parts:
-        if part in _OVER_NETWORK:
-            yield from {"gather": _gather, "ddp": _ddp}[part](arguments)
+        if part in over_network:
+            yield from over_network[part](arguments)
         else:
-            row = {"small": _small, "perceptron": _perceptron, "decoder": _decoder}[part]
             for count in ranks:
-                yield row(arguments, count)
+                yield in_memory[part](arguments, count)
 
 
 def _steps(

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import muster.graph
-from muster.bench.graph_steps import compiled, medians
+from muster.bench.graph_steps import compiled, medians, prepare
 from muster.bench.groups import Groups
 
 _CONTEXT = 256  # tokens that the decoder looks back on
@@ -81,8 +81,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
     """A variant is a compiler and a backend of torch.distributed. "package" is a package of muster.graph.package().
     "bare" is a package without collectives, "whole" is a package of the whole model that one rank runs alone.
     """
-    torch.set_num_threads(1)
-    torch._dynamo.config.recompile_limit = 64
+    prepare()
     width = options["width"]
     model: Callable[[int, Any], nn.Module]
     inputs: tuple[Tensor, ...] = (torch.ones(1, width),)

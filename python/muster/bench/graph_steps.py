@@ -31,11 +31,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    torch.set_num_threads(1)
-    torch._dynamo.config.recompile_limit = 64  # one function is compiled for each variant
+    prepare()
     make = {"gather": _gathering, "small": _reducing}[options["model"]]
     steps = {variant: make(variant, groups, options) for variant in options["variants"]}
     yield medians(steps, "eager muster", ("bare",), options["rounds"], 1)
+
+
+def prepare() -> None:
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64  # one function is compiled for each variant
 
 
 def medians(

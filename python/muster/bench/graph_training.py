@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import muster.nn
-from muster.bench.graph_steps import OPTIONS, medians
+from muster.bench.graph_steps import OPTIONS, medians, prepare
 from muster.bench.groups import Groups
 
 
@@ -21,8 +21,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
     """A variant is a compiler and a backend of torch.distributed: muster's DistributedDataParallel over muster, torch's
     over Gloo. "bare" is Inductor without DistributedDataParallel.
     """
-    torch.set_num_threads(1)
-    torch._dynamo.config.recompile_limit = 64
+    prepare()
     side = options["side"]
     torch.manual_seed(0)
     layers = [each for _ in range(options["layers"]) for each in (nn.Linear(side, side), nn.ReLU())]

@@ -67,8 +67,8 @@ Rank recv(Group& group, at::Tensor tensor, Rank src, uint32_t tag = 0, const Cal
 /// Returns when every rank has called it.
 void barrier(Group& group, const CallOptions& options = {});
 
-/// A call that runs on the group's progress thread. Copies refer to the same call. It continues, and keeps its tensors
-/// alive, when all copies are dropped. Thread-safe.
+/// A call that runs on the group's progress thread, or on a thread that waits for it. Copies refer to the same call. It
+/// continues, and keeps its tensors alive, when all copies are dropped. Thread-safe.
 class AsyncWork {
  public:
   AsyncWork(c10::intrusive_ptr<c10d::Work> work, at::Tensor result)

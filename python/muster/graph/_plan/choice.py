@@ -27,10 +27,10 @@ def merge_best(graph: Graph, costs: Costs, max_bytes: float | None) -> None:
     max_bytes: as for order(). None: the graph keeps the order of Inductor, so merging all that is worth it is best, and
     does not depend on the sizes of other tensors.
     """
-    shares = _SHARES if max_bytes is not None else _SHARES[:1]
-    choices = [_buckets(graph, costs, share) for share in shares]
-    best = choices[0]
-    if max_bytes is not None and best:
+    largest, *smaller = _SHARES
+    best = _buckets(graph, costs, largest)
+    if best and max_bytes is not None:
+        choices = [best, *(_buckets(graph, costs, share) for share in smaller)]
         tasks = tasks_of(graph, costs)
         best = min(choices, key=lambda buckets: _seconds(with_buckets(tasks, graph, costs, buckets), max_bytes))
     merge(graph, best)

@@ -58,6 +58,7 @@ class StartPolicy {
   /// With more bytes, waiting for the next look would cost more than it saves.
   static constexpr size_t kSmallBytes = 64 << 10;
   static constexpr std::chrono::milliseconds kLookInterval{1};
+  /// After so many waits, the caller is expected to wait for the next operations, too.
   static constexpr int kTrusted = 2;
 
   bool is_eager() const { return urgent_ || awaited_ < kTrusted; }
@@ -66,7 +67,7 @@ class StartPolicy {
   }
 
   int looking_ = 0;  ///< progress threads that look at intervals
-  int awaited_ = 0;  ///< so many operations in a row
+  int awaited_ = 0;  ///< waits since the last wrong guess, at most kTrusted
   uint64_t last_queued_ = 0;
   bool urgent_ = false;  ///< a queued operation cannot wait for the next look
 };

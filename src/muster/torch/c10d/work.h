@@ -21,7 +21,7 @@ namespace muster {
 /// may end after the backend.
 class PendingWorks {
  public:
-  /// Counts one Work that the group's thread still holds. Releasing the Work's tensors may need Python's GIL.
+  /// Counts one Work that a callback of the group still holds. Releasing the Work's tensors may need Python's GIL.
   class InFlightGuard {
    public:
     explicit InFlightGuard(std::shared_ptr<PendingWorks> pending);
@@ -61,7 +61,7 @@ class TensorWork final : public c10d::Work {
   TensorWork(int rank, TensorRequest request, at::TensorList inputs, std::shared_ptr<PendingWorks> pending);
 
   TensorRequest& request() { return request_; }
-  /// `parts` are the core's Works for the request. This Work completes now, within wait(), or on the group's thread.
+  /// `parts` are the core's Works for the request. This Work completes now, within wait(), or on a progress thread.
   /// Until start() or cancel() is called, wait() returns at once, because the coalescing block has not begun.
   static void start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence);
 

@@ -32,7 +32,8 @@ class NativeHook : public c10d::CppCommHookInterface<HookGroups> {
   /// Reduces a float32 bucket; called only if there are several ranks.
   virtual HookFuture reduce(c10d::GradBucket& bucket) = 0;
   HookFuture average(const at::Tensor& buffer) const;
-  /// A future that completes with `buffer` when `work` has succeeded and `finish` has run, on the group's thread.
+  /// A future that completes with `buffer` when `work` has succeeded and `finish` has run. `finish` runs on the thread
+  /// that finishes the work.
   template <class Finish>
   static HookFuture when_done(const Work& work, const at::Tensor& buffer, Finish finish) {
     const HookFuture future = new_future();
