@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,11 @@ def package(
     lines = [f"{names[group.group_name]} {group.group_name} {group.rank()} {group.size()}" for group in used]
     options = options_of(used, config or Config()) if used else {}
     metadata = {"aot_inductor.metadata": {"muster_groups": "\n".join(lines)}}
-    return torch._inductor.aoti_compile_and_package(
-        exported, package_path=os.fspath(path), inductor_configs={**options, **metadata}
-    )
+    # By default, the ranks of a host would write into one folder: its name is a hash of the code, which is the same.
+    with (
+        tempfile.TemporaryDirectory(prefix="muster_graph_") as folder,
+        torch._inductor.config.patch({"aot_inductor.output_path": folder}),
+    ):
+        return torch._inductor.aoti_compile_and_package(
+            exported, package_path=os.fspath(path), inductor_configs={**options, **metadata}
+        )
