@@ -25,6 +25,13 @@ try:
     assert rpc.rpc_sync("cpp", "read", (made,)) == 5
     assert rpc.rpc_sync("cpp", "read", (rpc.RRef(6),)) == 6
     assert rpc.rpc_sync("cpp", "make_in_python", ("py", 7)).local_value() == 14
+    # The release of the worker that made it may arrive before this thread reads the result.
+    late = rpc.rpc_async("cpp", "make_in_python", ("py", 8))
+    while not late.done():
+        pass
+    for _ in range(20):
+        rpc.rpc_sync("cpp", "call_python", ("py", 4))
+    assert late.wait().local_value() == 16
     for function, arguments, text in (
         ("scale", ("x", 2), "expected a tensor, got a string"),
         ("scale", (torch.ones(1),), "expected 2 values, got 1"),

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -69,6 +70,25 @@ TEST(RefService, AReleaseDoesNotWaitForAnOwnerThatHasLeft) {
   (*holder)->stop();
   const auto ended = a->shutdown(Deadline::after(kPatience));
   EXPECT_TRUE(ended) << (ended ? "" : ended.error().to_string());
+}
+
+TEST(RefService, AWaitThatIsGivenUpIsDropped) {
+  const auto agent = start(memory_store(), options_for("a", "tcp"));
+  const auto service = RefService::start(agent, {.lease = 40ms});
+  ASSERT_TRUE(service);
+  const RefPtr ref = (*service)->create("a");  // it never gets a value
+  auto dropped = std::make_shared<bool>(false);
+  const std::weak_ptr<bool> watched = dropped;
+  std::atomic<bool> given_up = false;
+  ASSERT_TRUE((*service)->when_ready(
+      ref->id(), [dropped = std::move(dropped)](const auto&) { *dropped = true; }, [&] { return given_up.load(); }));
+  EXPECT_FALSE(watched.expired());
+  given_up = true;
+  const Deadline deadline = Deadline::after(kPatience);
+  while (!watched.expired() && !deadline.passed()) std::this_thread::yield();
+  EXPECT_TRUE(watched.expired());
+  (*service)->stop();
+  EXPECT_TRUE(agent->shutdown(Deadline::after(kPatience)));
 }
 
 TEST(RefService, ShutdownNamesAPendingCall) {

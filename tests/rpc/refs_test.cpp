@@ -51,6 +51,28 @@ TEST_F(OwnedRefsTest, AGrantMayArriveBeforeTheCreation) {
   EXPECT_FALSE(refs_.contains(kRef));
 }
 
+TEST_F(OwnedRefsTest, AReplyToTheOwnerHoldsTheReferenceUntilItArrives) {
+  refs_.create(kRef, "a", at(0ms));
+  const auto value = std::make_shared<RefValue>();
+  refs_.set_value(kRef, value);
+  EXPECT_TRUE(refs_.grant(kRef, "owner", "a", true, at(0ms)));
+  EXPECT_EQ(refs_.release(kRef, "a", 1, at(500ms)), nullptr) << "the release may overtake the reply";
+  EXPECT_TRUE(refs_.claim(kRef, at(1400ms)));
+  EXPECT_TRUE(refs_.expire(at(9000ms)).empty());
+  EXPECT_EQ(refs_.release(kRef, "owner", 1, at(9000ms)), value);
+}
+
+TEST_F(OwnedRefsTest, AReplyThatDoesNotArriveHoldsTheReferenceForALease) {
+  refs_.create(kRef, "a", at(0ms));
+  refs_.set_value(kRef, std::make_shared<RefValue>());
+  EXPECT_TRUE(refs_.grant(kRef, "owner", "a", true, at(0ms)));
+  EXPECT_EQ(refs_.release(kRef, "a", 1, at(500ms)), nullptr);
+  EXPECT_TRUE(refs_.expire(at(1400ms)).empty());
+  EXPECT_EQ(refs_.expire(at(1500ms)).size(), 1);
+  EXPECT_FALSE(refs_.claim(kRef, at(1500ms)));
+  EXPECT_EQ(refs_.size(), 0);
+}
+
 TEST_F(OwnedRefsTest, AHolderThatDoesNotRenewIsRemoved) {
   refs_.create(kRef, "a", at(0ms));
   EXPECT_TRUE(refs_.grant(kRef, "b", "a", true, at(0ms)));
@@ -170,6 +192,7 @@ class Simulation {
   }
 
   int passed() const { return passed_; }
+  int replied() const { return replied_; }
   int repeated() const { return repeated_; }
 
  private:
@@ -246,7 +269,13 @@ class Simulation {
       create(worker);
     } else if (!worker.handles.empty()) {
       const Handle handle = *std::next(worker.handles.begin(), below(worker.handles.size()));
-      what < 500 ? drop(worker, handle) : pass(worker, any(), handle);
+      if (what < 500) {
+        drop(worker, handle);
+      } else if (what < 900) {
+        pass(worker, any(), handle);
+      } else {
+        reply(worker, any(), handle);
+      }
     }
   }
 
@@ -351,6 +380,38 @@ class Simulation {
     });
   }
 
+  /// The granter drops its reference as soon as the reply is sent, which arrives within a lease or not at all.
+  void reply(Worker& from, Worker& to, const Handle& handle) {
+    Worker& owner = *workers_[handle.owner];
+    pin(from, handle);
+    const auto ended = std::make_shared<bool>(false);
+    const auto end = [this, &from, handle, ended] {
+      if (!std::exchange(*ended, true)) unpin(from, handle);
+    };
+    deliver_after(10s, end);
+    const auto send_it = [this, &from, &to, &owner, handle, end] {
+      if (from.alive && !lossy()) {
+        deliver_after(std::chrono::milliseconds(below(200)), [this, &to, &owner, handle] {
+          if (!to.alive) return;
+          ++replied_;
+          if (&owner != &to) return hold(to, handle);
+          if (to.owned.claim(handle.id, now_)) to.handles.insert(handle);
+        });
+      }
+      end();
+    };
+    const auto grant = [this, &owner, &from, &to, id = handle.id] {
+      return owner.owned.grant(id, to.name, from.name, id.creator == from.index, now_).has_value();
+    };
+    if (&owner == &from) {
+      EXPECT_TRUE(grant());
+      return send_it();
+    }
+    send(from, owner, [this, &owner, &from, grant, send_it] {
+      if (grant()) send(owner, from, send_it);
+    });
+  }
+
   std::string owner_of(const Handle& handle) const { return workers_[handle.owner]->name; }
 
   /// No reference ends while a worker holds it.
@@ -375,11 +436,12 @@ class Simulation {
   std::set<RefId> pending_;  ///< whose creation has not arrived
   TimePoint now_;
   int passed_ = 0;
+  int replied_ = 0;
   int repeated_ = 0;
 };
 
 TEST(RefsSimulation, NoReferenceEndsEarlyAndNoneLeaks) {
-  int passed = 0, repeated = 0;
+  int passed = 0, replied = 0, repeated = 0;
   for (const int workers : {2, 3, 8, 64}) {
     for (uint32_t seed = 0; seed < 25; ++seed) {
       SCOPED_TRACE(testing::Message() << workers << " workers, seed " << seed);
@@ -387,11 +449,13 @@ TEST(RefsSimulation, NoReferenceEndsEarlyAndNoneLeaks) {
       simulation.run(3000);
       simulation.end();
       passed += simulation.passed();
+      replied += simulation.replied();
       repeated += simulation.repeated();
       if (testing::Test::HasFailure()) return;
     }
   }
   EXPECT_GT(passed, 20'000);
+  EXPECT_GT(replied, 2'000);
   EXPECT_GT(repeated, 1'000) << "releases that arrived again";
 }
 

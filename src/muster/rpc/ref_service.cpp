@@ -1,6 +1,6 @@
 // The functions that workers call at each other for references. Numbers are little-endian.
 //
-//   muster.ref.grant    ref:ref holder:string                     counts a grant
+//   muster.ref.grant    ref:ref holder:string                     counts a grant; to the owner itself for a reply
 //   muster.ref.release  ref:ref grants:u64 number:u64 oldest:u64  of the caller; releases.h explains the numbers
 //   muster.ref.renew    count:u32 { ref:ref grants:u64 }[count]   what the caller holds
 //   ref    := creator:i32 number:u64                              string := length:u32 byte[length]
@@ -145,16 +145,16 @@ void RefService::accept(const RefId& id, const WorkerInfo& creator) {
 }
 
 void RefService::set_value(const RefId& id, std::shared_ptr<RefValue> value) {
-  std::vector<Callback> callbacks;
+  std::vector<Waiter> waiters;
   {
     const std::lock_guard lock(mutex_);
     owned_.set_value(id, value);
     if (const auto found = waiting_.find(id); found != waiting_.end()) {
-      callbacks = std::move(found->second);
+      waiters = std::move(found->second);
       waiting_.erase(found);
     }
   }
-  for (const auto& callback : callbacks) callback(value);
+  for (const Waiter& waiter : waiters) waiter.callback(value);
 }
 
 Error RefService::not_found(const RefId& id) const {
@@ -170,14 +170,14 @@ Result<std::shared_ptr<RefValue>> RefService::value(const RefId& id) {
   return owned_.value(id);
 }
 
-Result<> RefService::when_ready(const RefId& id, Callback callback) {
+Result<> RefService::when_ready(const RefId& id, Callback callback, std::function<bool()> given_up) {
   std::shared_ptr<RefValue> ready;
   {
     const std::lock_guard lock(mutex_);
     if (!owned_.contains(id)) return tl::unexpected(not_found(id));
     ready = owned_.value(id);
     if (!ready) {
-      waiting_[id].push_back(std::move(callback));
+      waiting_[id].push_back({std::move(callback), std::move(given_up)});
       return {};
     }
   }
@@ -202,19 +202,20 @@ Result<RefPtr> RefService::receive(const std::string& owner, const RefId& id, in
   const std::lock_guard lock(mutex_);
   if (owner != self().name) {
     held_.receive(owner, id);
-  } else if (sender == kReplied || sender == id.creator || owned_.contains(id)) {
-    // The call that creates it may be overtaken. In a reply it may come from the worker that has created it.
-    owned_.create(id, owner, steady_clock().now());
+  } else if (sender == kReplied) {
+    if (!owned_.claim(id, steady_clock().now())) return tl::unexpected(not_found(id));
+  } else if (sender == id.creator || owned_.contains(id)) {
+    owned_.create(id, owner, steady_clock().now());  // the call that creates it may be overtaken
   } else {
     return tl::unexpected(not_found(id));
   }
   return RefPtr(new Ref(shared_from_this(), owner, id));
 }
 
-std::vector<Future> RefService::grant(const std::vector<RefPtr>& refs, const std::string& receiver) {
+std::vector<Future> RefService::grant(const std::vector<RefPtr>& refs, const std::string& receiver, Carrier carrier) {
   std::vector<Future> calls;
   for (const RefPtr& ref : refs) {
-    if (ref->owner() == receiver) continue;  // it counts the reference itself
+    if (ref->owner() == receiver && carrier == Carrier::kCall) continue;  // it counts the reference itself
     if (ref->is_owner()) {
       const std::lock_guard lock(mutex_);
       (void)owned_.grant(ref->id(), receiver, self().name, false, steady_clock().now());  // `ref` holds it
@@ -264,15 +265,18 @@ void RefService::send_release(const std::string& owner, const RefId& id, uint64_
 
 void RefService::keep_leases() {
   std::vector<std::shared_ptr<RefValue>> dropped;  // destroyed without the lock, as the callbacks
-  std::unordered_map<RefId, std::vector<Callback>> unused;
+  std::vector<Waiter> unused;
   {
     const std::lock_guard lock(mutex_);
     dropped = owned_.expire(steady_clock().now());
-    for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
-      const auto next = std::next(waiting);
-      if (!owned_.contains(waiting->first)) unused.insert(waiting_.extract(waiting));
-      waiting = next;
+    for (auto& [id, waiters] : waiting_) {
+      const bool held = owned_.contains(id);
+      for (Waiter& waiter : waiters) {
+        if (!held || waiter.given_up()) unused.push_back(std::exchange(waiter, {}));
+      }
+      std::erase_if(waiters, [](const Waiter& waiter) { return !waiter.callback; });
     }
+    std::erase_if(waiting_, [](const auto& entry) { return entry.second.empty(); });
   }
   renew_all();
 }
@@ -305,7 +309,7 @@ void RefService::stop() {
     return;
   }
   OwnedRefs values({}, {});  // destroyed without the lock, as the callbacks
-  std::unordered_map<RefId, std::vector<Callback>> unused;
+  Waiters unused;
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;

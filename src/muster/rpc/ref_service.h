@@ -69,13 +69,15 @@ class RefService : public std::enable_shared_from_this<RefService> {
   void set_value(const RefId& id, std::shared_ptr<RefValue> value);
   /// At the owner: null if there is no value yet. kNotFound if nobody holds the reference.
   Result<std::shared_ptr<RefValue>> value(const RefId& id);
-  /// At the owner: calls back once there is a value, or at once. kNotFound in place of calling back.
+  /// At the owner: calls back once there is a value, or at once. kNotFound in place of calling back. Some time after
+  /// given_up() has become true, the callback is dropped.
   using Callback = std::function<void(std::shared_ptr<RefValue>)>;
-  Result<> when_ready(const RefId& id, Callback callback);
+  Result<> when_ready(const RefId& id, Callback callback, std::function<bool()> given_up);
 
   /// Begins to grant references to `receiver`, which must be done before a message with them is sent. Returns the calls
-  /// to owners that are other workers. The references must be kept until the message was handled.
-  std::vector<Future> grant(const std::vector<RefPtr>& refs, const std::string& receiver);
+  /// to owners that are other workers. The references must be kept until a call was handled, or until a reply is sent.
+  enum class Carrier { kCall, kReply };
+  std::vector<Future> grant(const std::vector<RefPtr>& refs, const std::string& receiver, Carrier carrier);
   /// A message with a reference has arrived. `sender`: the id of the worker that sent it as an argument, or kReplied.
   /// kNotFound if this worker owns the reference, and nobody holds it.
   Result<RefPtr> receive(const std::string& owner, const RefId& id, int sender);
@@ -101,6 +103,11 @@ class RefService : public std::enable_shared_from_this<RefService> {
   void keep_leases();
   void renew_all();
 
+  struct Waiter {
+    Callback callback;
+    std::function<bool()> given_up;
+  };
+  using Waiters = std::unordered_map<RefId, std::vector<Waiter>>;
   /// What the service's thread waits for. It shares this, because it may be the one that drops the last reference to
   /// the service.
   struct Wake {
@@ -123,7 +130,7 @@ class RefService : public std::enable_shared_from_this<RefService> {
   OwnedRefs owned_;
   HeldRefs held_;
   CountedReleases counted_;
-  std::unordered_map<RefId, std::vector<Callback>> waiting_;
+  Waiters waiting_;
   uint64_t created_ = 0;
   bool stopped_ = false;
   const std::shared_ptr<Releases> releases_ = std::make_shared<Releases>();

@@ -6,11 +6,24 @@
 #include <utility>
 
 namespace muster::rpc {
+namespace {
+
+/// Holds what is on its way to the owner in a reply. No worker has this name.
+constexpr const char* kArriving = "";
+
+}  // namespace
 
 void OwnedRefs::create(const RefId& id, const std::string& holder, TimePoint now) {
   Holder& creator = refs_[id].holders[holder];
   ++creator.grants;
   creator.expires = now + lease_;
+}
+
+bool OwnedRefs::claim(const RefId& id, TimePoint now) {
+  if (!refs_.contains(id)) return false;
+  create(id, self_, now);
+  (void)release(id, kArriving, 1, now);
+  return true;
 }
 
 Result<> OwnedRefs::grant(const RefId& id, const std::string& holder, const std::string& by, bool by_creator,
@@ -25,7 +38,7 @@ Result<> OwnedRefs::grant(const RefId& id, const std::string& holder, const std:
     }
     ref = refs_.try_emplace(id).first;
   }
-  Holder& held = ref->second.holders[holder];
+  Holder& held = ref->second.holders[holder == self_ ? kArriving : holder];
   ++held.grants;
   held.expires = std::max(held.expires, now + lease_);
   held.granters.insert(by);

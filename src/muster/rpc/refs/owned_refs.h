@@ -30,12 +30,19 @@ class RefValue {
 /// A worker that died, or a message that was lost, would keep a count forever. Therefore each holder also renews what
 /// it holds, and the owner removes a holder that has not done so for a lease. A grant whose reference is still on its
 /// way cannot be renewed by its receiver: it lives as long as the worker that granted it renews its own.
+///
+/// The worker that sends a reply does not learn when it is handled, and drops its reference soon. If the receiver is
+/// the owner, a grant for the owner itself holds the reference until claim() finds it in the reply, for a lease at
+/// most.
 class OwnedRefs {
  public:
   explicit OwnedRefs(std::string self, Duration lease) : self_(std::move(self)), lease_(lease) {}
 
   /// The first holder is the worker that created the reference.
   void create(const RefId& id, const std::string& holder, TimePoint now);
+  /// At the arrival of a reply that was granted to this worker: now this worker holds the reference. False if nobody
+  /// holds it any more.
+  bool claim(const RefId& id, TimePoint now);
   /// Counts a grant for `holder`, which `by` makes. `by_creator`: the reference may be granted before it is created,
   /// because the creator's messages may overtake each other. kNotFound if nobody holds it any more.
   Result<> grant(const RefId& id, const std::string& holder, const std::string& by, bool by_creator, TimePoint now);

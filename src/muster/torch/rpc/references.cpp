@@ -61,7 +61,10 @@ Result<> add_fetch(const std::shared_ptr<RefService>& refs, const std::shared_pt
           if (failed != nullptr) return responder->fail(failed->why);
           if (const auto alive = weak.lock()) reply(*alive, responder, receiver, *value, context);
         };
-        value_or_throw(service->when_ready(read_id(in), send));
+        const auto given_up = [caller = Request{{}, {}, {}, request.deadline, request.canceled_}] {
+          return caller.canceled() || caller.deadline.passed();
+        };
+        value_or_throw(service->when_ready(read_id(in), send, given_up));
       } catch (...) {
         responder->fail(current_call_error());
       }
@@ -124,7 +127,7 @@ std::pair<RefId, std::string> read_create(ValueReader& in, RefService& refs, con
 Future call_with_refs(RefService& refs, const std::string& to, const std::string& function, ValueWriter arguments,
                       const CallOptions& options) {
   auto passed = arguments.take_refs();
-  for (const Future& granted : passed.empty() ? std::vector<Future>() : refs.grant(passed, to)) {
+  for (const Future& granted : refs.grant(passed, to, RefService::Carrier::kCall)) {
     if (const CallResult& result = granted.wait(); !result) throw_call_error(result.error());
   }
   Future future = refs.agent().call(to, function, arguments.take_for(to), options);
@@ -139,7 +142,7 @@ void reply_with_refs(RefService& refs, std::shared_ptr<Responder> responder, con
                      ValueWriter result) {
   const auto passed = result.take_refs();
   auto message = std::make_shared<Message>(result.take_for(receiver));
-  const std::vector<Future> grants = passed.empty() ? std::vector<Future>() : refs.grant(passed, receiver);
+  const std::vector<Future> grants = refs.grant(passed, receiver, RefService::Carrier::kReply);
   if (grants.empty()) return responder->reply(std::move(*message));
   struct State {
     std::atomic<size_t> left;
