@@ -24,10 +24,21 @@ def test_small_reductions_make_a_row(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_packages_make_a_row_each(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    words = ["graph", "--quick", "--parts", "perceptron,decoder", "--ranks", "2", "--width", "128", "--json", str(path)]
+    words = [
+        "graph",
+        "--quick",
+        "--parts",
+        "calls,perceptron,decoder",
+        "--ranks",
+        "2",
+        "--width",
+        "128",
+        "--json",
+        str(path),
+    ]
     assert main(words) == 0
-    perceptron, decoder = json.loads(path.read_text())
-    for row in perceptron, decoder:
+    calls, perceptron, decoder = json.loads(path.read_text())
+    for row in calls, perceptron, decoder:
         assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
         assert {"eager gloo", "eager muster"} <= row["also"].keys() <= set(ALSO)
     assert perceptron["ratio"] == pytest.approx(perceptron["peer"] / perceptron["muster"])

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import statistics
+import tempfile
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from muster.bench.ddp import wire_time
+from muster.bench.jobs import running
 from muster.bench.namespaces import INTERFACE, check_rate, two_nodes
 from muster.bench.ranks import RankSetup, run_ranks
 from muster.bench.report import Row, parse_names, parse_numbers
+from muster.bench.timing import find_repeats
 
 SUMMARY = "compiled graphs with collectives, against Inductor's order and torch's own passes"
 PEERS: tuple[str, ...] = ("gloo",)
@@ -17,10 +23,11 @@ PEERS: tuple[str, ...] = ("gloo",)
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
 ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
-PARTS = ("small", "perceptron", "decoder", "gather", "ddp")
+PARTS = ("small", "calls", "perceptron", "decoder", "gather", "ddp")
 _MODEL_VARIANTS = (PACKAGE, THEIRS, "inductor muster", "muster gloo", "eager muster", "eager gloo", "bare")
 HEAD = 64  # features of an attention head of the decoder
 _LAYERS, _SMALL, _DECODER_LAYERS, _DDP_LAYERS = 8, 32, 4, 4
+_CHAINED, _CHAINED_BYTES = 16, 16384
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +51,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     if unfit and "decoder" in parts:
         raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
     over_network = {"gather": _gather, "ddp": _ddp}
-    in_memory = {"small": _small, "perceptron": _perceptron, "decoder": _decoder}
+    in_memory = {"small": _small, "calls": _calls, "perceptron": _perceptron, "decoder": _decoder}
     for part in parts:
         if part in over_network:
             yield from over_network[part](arguments)
@@ -67,6 +74,28 @@ def _small(arguments: argparse.Namespace, ranks: int) -> Row:
     """Independent reductions of 256 bytes."""
     steps = _steps(arguments, [RankSetup()] * ranks, {"model": "small", "side": 64, "layers": _SMALL})
     return _row(f"{_SMALL} all_reduces of 256 B", ranks, "step", "ms", 256 * _SMALL, steps, steps["bare"])
+
+
+def _calls(arguments: argparse.Namespace, ranks: int) -> Row:
+    """all_reduces one after the other, each alone. The floor is the same call from C++."""
+    options = {"model": "chain", "width": _CHAINED_BYTES // 4, "chained": _CHAINED, "calls": 100}
+    options["variants"] = _MODEL_VARIANTS
+    steps = _steps(arguments, [RankSetup()] * ranks, options, "graph_models")
+    figures = {name: 1e3 * (step - steps["bare"]) / _CHAINED for name, step in steps.items()}
+    floor = 1e6 * _call_from_cpp(ranks, arguments)
+    return _row("all_reduce of 16 KiB in a package", ranks, "call", "us", _CHAINED_BYTES, figures, floor, PACKAGE)
+
+
+def _call_from_cpp(ranks: int, arguments: argparse.Namespace) -> float:
+    """Seconds of an all_reduce."""
+    with (
+        tempfile.TemporaryDirectory(prefix="muster-bench-") as folder,
+        running(["muster"], ranks, Path(folder), arguments.timeout) as jobs,
+    ):
+        jobs["muster"].ask("prepare", "all_reduce", _CHAINED_BYTES, 1, 1, "ordinary")
+        timed = partial(jobs["muster"].time, "run", "all_reduce", _CHAINED_BYTES, 1)
+        repeats = find_repeats(timed, 0.03, 1_000_000)
+        return statistics.median(timed(repeats) / repeats for _ in range(3 if arguments.quick else 15))
 
 
 def _perceptron(arguments: argparse.Namespace, ranks: int) -> Row:

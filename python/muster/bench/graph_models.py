@@ -70,6 +70,20 @@ class Decoder(nn.Module):
         return x
 
 
+class Chain(nn.Module):
+    """all_reduces that need each other, with nothing between them."""
+
+    def __init__(self, ranks: int, group: Any, calls: int) -> None:
+        super().__init__()
+        self.group, self.calls = group, calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 2
+        for _ in range(self.calls):
+            x = _summed(x, self.group)
+        return x
+
+
 def _summed(x: Tensor, group: Any) -> Tensor:
     if group is not None:
         dist.all_reduce(x, group=group)
@@ -88,6 +102,8 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
     if options["model"] == "decoder":
         model = partial(Decoder, width, head=options["head"], layers=options["layers"])
         inputs = *inputs, torch.tensor([_CONTEXT // 2])
+    elif options["model"] == "chain":
+        model = partial(Chain, calls=options["chained"])
     else:
         model = partial(Perceptron, width)
     with tempfile.TemporaryDirectory() as folder:

@@ -74,6 +74,10 @@ class Job:
                 f"{self.name}: {' '.join(map(str, words))}: {error}; {self._last_output()}"
             ) from None
 
+    def time(self, verb: str, op: str, size: int, count: int, repeats: int) -> float:
+        """Returns the seconds of the slowest rank."""
+        return max(map(float, self.ask(verb, op, size, repeats, count, "-")))
+
     def close(self) -> None:
         """Ends all processes: a rank exits when its control socket closes, and mpirun with its ranks."""
         for control in self._controls:

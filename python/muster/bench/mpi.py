@@ -65,19 +65,14 @@ def _measure(jobs: dict[str, Job], op: str, size: int, buffers: str, quick: bool
         for name, job in variants.items():
             answers = set(job.ask("prepare", op, size, 1, count, memory))
             if answers != {"refused"}:
-                timed[name] = partial(_time, job, "run", op, size, count)
+                timed[name] = partial(job.time, "run", op, size, count)
                 moved = int(answers.pop())
         if "muster" in timed and size:
-            timed["floor"] = partial(_time, jobs["muster"], "copy", op, size, count)
+            timed["floor"] = partial(jobs["muster"].time, "copy", op, size, count)
         repeats = {name: find_repeats(each, seconds, _MAX_REPEATS) for name, each in timed.items()}
         times = in_rounds({name: partial(each, repeats[name]) for name, each in timed.items()}, rounds)
         microseconds |= {name: 1e6 * statistics.median(taken) / repeats[name] for name, taken in times.items()}
     return _row(op, jobs["muster"].ranks, moved, buffers, microseconds)
-
-
-def _time(job: Job, verb: str, op: str, size: int, count: int, repeats: int) -> float:
-    """Returns the seconds of the slowest rank."""
-    return max(map(float, job.ask(verb, op, size, repeats, count, "-")))
 
 
 def _row(op: str, ranks: int, size: int, buffers: str, microseconds: dict[str, float]) -> Row:

@@ -10,6 +10,7 @@ from torch._inductor.utils import is_collective, is_wait
 from torch._inductor.virtualized import V
 from torch.distributed import distributed_c10d as c10d
 
+from muster.graph._plan.blocking import make_blocking
 from muster.graph._plan.costs import Costs
 from muster.graph._plan.saved import Label, SavedPlan, source_of
 from muster.graph._plan.schedule import Kind, Task, order
@@ -27,7 +28,9 @@ def reorder(nodes: list[Any], costs: Costs, max_bytes: float, keeps_order: bool,
             SavedPlan(c10d.get_rank(), tasks, [_label(node) for node in nodes], planned).save(folder)
         except OSError as error:
             warnings.warn(f"muster: a plan is not saved: {error}", stacklevel=2)
-    return [nodes[index] for index in planned]
+    in_order = [nodes[index] for index in planned]
+    make_blocking(in_order)
+    return in_order
 
 
 def _label(node: Any) -> Label:

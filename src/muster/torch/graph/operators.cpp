@@ -1,11 +1,13 @@
 #include "muster/torch/graph/operators.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,7 +17,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-c10d::ReduceOp reduce_op_of(const std::string& name) {
+c10d::ReduceOp reduce_op_of(std::string_view name) {
   if (name == "sum") return c10d::ReduceOp::SUM;
   if (name == "avg") return c10d::ReduceOp::AVG;
   if (name == "product") return c10d::ReduceOp::PRODUCT;
@@ -52,6 +54,24 @@ at::Tensor pending(at::Tensor output, const WorkPtr& work) {
   c10d::register_work(output, work);
   return output;
 }
+
+/// In place, and without a Work: the wait follows at once.
+void all_reduce(const at::Tensor& tensor, std::string_view op, const std::string& group_name) {
+  const auto group = c10d::resolve_process_group(group_name);
+  Tensors tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduce_op_of(op);
+  options.asyncOp = false;
+  const WorkPtr work = group->getBackend(tensor.device().type())->allreduce(tensors, options);
+  if (work) work->wait();  // other backends than muster return one
+}
+
+/// A function for compiled C++ code, which has no header of muster.
+void all_reduce_of_handle(AtenTensorHandle tensor, const char* op, const char* group_name) {
+  all_reduce(*torch::aot_inductor::tensor_handle_to_tensor_pointer(tensor), op, group_name);
+}
+
+int64_t all_reduce_address() { return reinterpret_cast<int64_t>(&all_reduce_of_handle); }
 
 at::Tensor reduce(const at::Tensor& input, const std::string& op, int64_t root, const std::string& group_name) {
   const auto group = c10d::resolve_process_group(group_name);
@@ -151,6 +171,8 @@ void define_operators() {
     const auto define = [&made](const char* schema, auto kernel) {
       made.def(schema, torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, kernel));
     };
+    define("all_reduce_(Tensor(a!) tensor, str reduce_op, str group_name) -> ()", TORCH_FN(all_reduce));
+    define("all_reduce_address() -> int", TORCH_FN(all_reduce_address));
     define("reduce(Tensor input, str reduce_op, int root, str group_name) -> Tensor", TORCH_FN(reduce));
     define("broadcast(Tensor input, int root, str group_name) -> Tensor", TORCH_FN(broadcast));
     define("gather(Tensor input, int root, int rank, str group_name) -> Tensor", TORCH_FN(gather));

@@ -1,0 +1,45 @@
+"""Collectives that nothing overlaps: compiled code calls them without a Work, which a wait would look up."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+from torch._inductor.utils import is_collective, is_wait
+from torch._inductor.virtualized import V
+
+# Finds a function of muster, which the compiled library is not linked with.
+_CALL = """{{
+static const auto all_reduce = [] {{
+  StableIValue address = 0;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher("muster::all_reduce_address", "", &address));
+  return reinterpret_cast<void (*)(AtenTensorHandle, const char*, const char*)>(address);
+}}();
+all_reduce({arguments});
+}}"""
+
+
+def make_blocking(nodes: list[Any]) -> None:
+    """Changes the code of each all_reduce whose wait comes next in `nodes`, Inductor's scheduler's."""
+    for start, wait in itertools.pairwise(nodes):
+        if (
+            is_collective(start.node, torch.ops._c10d_functional.all_reduce_.default)
+            and is_wait(wait.node)
+            and wait.node.inputs[0].get_name() == start.node.inputs[0].get_name()
+        ):
+            start.node.codegen = functools.partial(_write_call, start.node)
+            wait.node.codegen = _write_nothing
+
+
+def _write_call(kernel: Any, wrapper: Any) -> None:
+    arguments = ", ".join(kernel.codegen_args())
+    if V.graph.cpp_wrapper:
+        wrapper.writeline(_CALL.format(arguments=arguments))
+    else:
+        wrapper.writeline(f"torch.ops.muster.all_reduce_.default({arguments})")
+
+
+def _write_nothing(wrapper: Any) -> None:
+    del wrapper
