@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
-import muster.errors
 import pytest
 import torch
 import torch.distributed as dist
+from muster.errors import PeerLostError
 from ranks import run_ranks
 from torch._inductor.utils import run_and_get_code
 
@@ -63,6 +65,27 @@ def test_an_all_reduce_beside_computation_stays_asynchronous(tmp_path: Path) -> 
     run_ranks(2, compile_overlap, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, timeout=TIMEOUT)
 
 
+def profile_chain(rank: int, file: str) -> None:
+    torch.set_num_threads(1)
+    compiled = torch.compile(chained, backend="muster", fullgraph=True)
+    x, groups = torch.ones(2), [dist.group.WORLD]
+    compiled(x, groups)
+    with torch.profiler.profile() as profile:
+        compiled(x, groups)
+    if rank == 0:
+        profile.export_chrome_trace(file)
+
+
+def test_a_plan_with_blocking_calls_is_measured(muster: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "profile.json")
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "MUSTER_GRAPH_PLANS": str(tmp_path / "plans")}
+    run_ranks(2, profile_chain, file, env=env, timeout=TIMEOUT)
+    (plan,) = (tmp_path / "plans").iterdir()
+    done = subprocess.run([muster, "explain", "graph", plan, "--measured", file], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^all_reduce_ +test_graph_blocking.py:\d+ ", done.stdout, re.MULTILINE)) == len(OPERATORS)
+
+
 def die(rank: int) -> None:
     torch.set_num_threads(1)
     compiled = torch.compile(chained, backend="muster", fullgraph=True)
@@ -72,7 +95,7 @@ def die(rank: int) -> None:
         os._exit(3)
     # From 2.15 on, torch turns errors of compiled code into the class that muster's errors have in common.
     keeps_class = torch.torch_version.TorchVersion(torch.__version__) < "2.15"
-    expected = muster.errors.PeerLostError if keeps_class else dist.DistBackendError
+    expected = PeerLostError if keeps_class else dist.DistBackendError
     with pytest.raises(expected, match=r"rank 1 .*\(during all_reduce"):
         for _ in range(1000):
             compiled(x, groups)

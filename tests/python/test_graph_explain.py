@@ -59,6 +59,17 @@ def test_a_measured_step_stands_beside_the_plan(tmp_path: Path) -> None:
     assert (measured.begin[3], measured.end[3]) == (5, 7)
 
 
+def test_a_blocking_call_is_a_collective_and_its_wait(tmp_path: Path) -> None:
+    labels = [Label("all_reduce_", "train.py:7"), Label("wait_tensor"), Label("mm"), Label("add")]
+    plan = SavedPlan(0, TASKS, labels, [2, 0, 1, 3])
+    step = [span("## Call CompiledFxGraph f ##", 10, 7), span("muster::all_reduce_", 12, 4)]
+    measured = timelines(plan, profile(tmp_path, step))["measured"]
+    assert measured.exposed == 4
+    assert (measured.begin[0], measured.end[0]) == (measured.begin[1], measured.end[1]) == (2, 6)
+    assert (measured.begin[2], measured.end[2]) == (0, 2)
+    assert (measured.begin[3], measured.end[3]) == (6, 7)
+
+
 def test_the_trace_has_both_orders(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert main([str(PLAN.save(tmp_path)), "-o", str(path)]) == 0

@@ -10,6 +10,8 @@ import torch
 from torch._inductor.utils import is_collective, is_wait
 from torch._inductor.virtualized import V
 
+from muster.graph._plan import BLOCKING
+
 # Finds a function of muster, which the compiled library is not linked with.
 _CALL = """{{
 static const auto all_reduce = [] {{
@@ -25,7 +27,7 @@ def make_blocking(nodes: list[Any]) -> None:
     """Changes the code of each all_reduce whose wait comes next in `nodes`, Inductor's scheduler's."""
     for start, wait in itertools.pairwise(nodes):
         if (
-            is_collective(start.node, torch.ops._c10d_functional.all_reduce_.default)
+            is_collective(start.node, getattr(torch.ops._c10d_functional, BLOCKING).default)
             and is_wait(wait.node)
             and wait.node.inputs[0].get_name() == start.node.inputs[0].get_name()
         ):
@@ -38,7 +40,7 @@ def _write_call(kernel: Any, wrapper: Any) -> None:
     if V.graph.cpp_wrapper:
         wrapper.writeline(_CALL.format(arguments=arguments))
     else:
-        wrapper.writeline(f"torch.ops.muster.all_reduce_.default({arguments})")
+        wrapper.writeline(f"torch.ops.muster.{BLOCKING}.default({arguments})")
 
 
 def _write_nothing(wrapper: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-from muster.graph._plan import NAMESPACES
+from muster.graph._plan import BLOCKING, NAMESPACES
 from muster.graph._plan.saved import SavedPlan
 from muster.graph._plan.schedule import Kind, Timeline
 
@@ -26,7 +27,8 @@ def measured(plan: SavedPlan, path: Path) -> Timeline:
         events.sort(key=lambda event: float(event["ts"]))
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is not a trace of torch.profiler (export_chrome_trace)") from None
-    wanted = [index for index in plan.order if plan.tasks[index].kind is not Kind.COMPUTE]
+    part_of_call = {wait for start, wait in itertools.pairwise(plan.order) if _is_one_call(plan, start, wait)}
+    wanted = [index for index in plan.order if plan.tasks[index].kind is not Kind.COMPUTE and index not in part_of_call]
     found = _last_step(events, [plan.labels[index].name for index in wanted])
     if not found:
         raise ValueError(
@@ -34,6 +36,12 @@ def measured(plan: SavedPlan, path: Path) -> Timeline:
             f"profile a step of rank {plan.rank}"
         )
     return _timeline(plan, dict(zip(wanted, found, strict=True)), events)
+
+
+def _is_one_call(plan: SavedPlan, start: int, wait: int) -> bool:
+    """True if compiled code starts a collective and waits for it in one call. The second task follows the first one."""
+    task = plan.tasks[wait]
+    return plan.labels[start].name == BLOCKING and task.kind is Kind.WAIT and task.start == start
 
 
 def _last_step(events: list[Event], names: list[str]) -> list[Event]:
@@ -65,7 +73,7 @@ def _timeline(plan: SavedPlan, calls: dict[int, Event], events: list[Event]) -> 
         if task.kind is Kind.COMPUTE:
             kernels.append(index)
             continue
-        event = calls[index]
+        event = calls.get(index) or calls[task.start]
         _share(plan, result, kernels, _seconds(now - begin), _seconds(event["ts"] - begin))
         kernels = []
         now = _end(event)
