@@ -212,7 +212,7 @@ def merge_small(rank: int) -> list[str]:
     expected = many(xs)
     result, codes = run_and_get_code(torch.compile(many, backend="muster", fullgraph=True), xs)
     torch.testing.assert_close(result, expected)
-    operators = re.findall(r"torch\.ops\._c10d_functional\.(\w+?)_?\.default\(", codes[0])
+    operators = re.findall(r"torch\.ops\.(?:_c10d_functional|muster)\.(\w+?)_?\.default\(", codes[0])
     return [operator for operator in operators if operator != "wait_tensor"]
 
 

@@ -16,7 +16,9 @@ from torch._inductor.utils import run_and_get_code
 SIDE = 8
 GRAPHS = 12
 Matrix = torch.Tensor
-START = re.compile(r"^(?:(\w+) = )?torch\.ops\.(?:_c10d_functional|muster)\.(?!wait_tensor)\w+\.default\((.*)\)$")
+# muster.all_reduce_ has ended when it returns.
+OPERATOR = r"(?:_c10d_functional\.(?!wait_tensor)|muster\.(?!all_reduce_\.))\w+"
+START = re.compile(rf"^(?:(\w+) = )?torch\.ops\.{OPERATOR}\.default\((.*)\)$")
 WAIT = re.compile(r"^torch\.ops\._c10d_functional\.wait_tensor\.default\((\w+)\)$")
 PART = re.compile(r"^(\w+) = (\w+)\[(\d+)\]$")  # of an operator with several results
 BUFFER = re.compile(r"\b(?:buf|arg|primals_)\w+")
@@ -130,6 +132,7 @@ def test_the_check_of_buffers_finds_a_reuse() -> None:
         buf1 = torch.ops.muster.reduce.default(buf0, 'sum', 0, '0')
         buf2 = buf0; del buf0  # reuse
         torch.ops._c10d_functional.wait_tensor.default(buf1)
+        torch.ops.muster.all_reduce_.default(buf1, 'sum', '0')
         del buf1
     """
     assert reused(code) == ["buf2 = buf0; del buf0  # reuse"]
