@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from muster.errors import PeerLostError
 from ranks import run_ranks
 from torch._inductor.utils import run_and_get_code
 
@@ -84,22 +82,3 @@ def test_a_plan_with_blocking_calls_is_measured(muster: str, tmp_path: Path) -> 
     done = subprocess.run([muster, "explain", "graph", plan, "--measured", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^all_reduce_ +test_graph_blocking.py:\d+ ", done.stdout, re.MULTILINE)) == len(OPERATORS)
-
-
-def die(rank: int) -> None:
-    torch.set_num_threads(1)
-    compiled = torch.compile(chained, backend="muster", fullgraph=True)
-    x, groups = torch.ones(2), [dist.group.WORLD]
-    compiled(x, groups)
-    if rank == 1:
-        os._exit(3)
-    # From 2.15 on, torch turns errors of compiled code into the class that muster's errors have in common.
-    keeps_class = torch.torch_version.TorchVersion(torch.__version__) < "2.15"
-    expected = PeerLostError if keeps_class else dist.DistBackendError
-    with pytest.raises(expected, match=r"rank 1 .*\(during all_reduce"):
-        for _ in range(1000):
-            compiled(x, groups)
-
-
-def test_a_rank_that_dies_is_named() -> None:
-    run_ranks(2, die, lost=(1,), timeout=TIMEOUT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import muster.errors
@@ -53,9 +54,16 @@ def test_a_graph_runs_over_a_group_that_is_formed_again(tmp_path: Any) -> None:
     run_ranks(2, form_again, str(tmp_path / "store"), timeout=TIMEOUT)
 
 
-def die(rank: int) -> str:
+def blocking_step(x: torch.Tensor) -> torch.Tensor:
+    """Nothing can run beside the all_reduce."""
+    y = x * 2
+    dist.all_reduce(y)
+    return y.sum()
+
+
+def die(rank: int, function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     torch.set_num_threads(1)
-    compiled = torch.compile(step, backend="muster", fullgraph=True)
+    compiled = torch.compile(function, backend="muster", fullgraph=True)
     x = torch.ones(4, 4)
     compiled(x)
     if rank == 1:
@@ -69,5 +77,6 @@ def die(rank: int) -> str:
     return str(error.value)
 
 
-def test_a_rank_that_dies_is_named() -> None:
-    run_ranks(2, die, lost=(1,), timeout=TIMEOUT)
+@pytest.mark.parametrize("function", [step, blocking_step])
+def test_a_rank_that_dies_is_named(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    run_ranks(2, die, function, lost=(1,), timeout=TIMEOUT)

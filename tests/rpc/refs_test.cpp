@@ -352,14 +352,7 @@ class Simulation {
 
   void pass(Worker& from, Worker& to, const Handle& handle) {
     if (&from == &to) return;
-    Worker& owner = *workers_[handle.owner];
-    pin(from, handle);
-    // The call has a timeout. If it is lost on the way, its end is not known before that.
-    const auto ended = std::make_shared<bool>(false);
-    const auto end = [this, &from, handle, ended] {
-      if (!std::exchange(*ended, true)) unpin(from, handle);
-    };
-    deliver_after(10s, end);
+    const auto end = pin_until_ended(from, handle);
     const auto send_it = [this, &from, &to, handle, end] {
       send(from, to, [this, &from, &to, handle, end] {
         hold(to, handle);
@@ -367,39 +360,39 @@ class Simulation {
         send(to, from, end);
       });
     };
-    if (&owner == &to) return send_it();
-    const auto grant = [this, &owner, &from, &to, id = handle.id] {
-      return owner.owned.grant(id, to.name, from.name, id.creator == from.index, now_).has_value();
-    };
-    if (&owner == &from) {
-      EXPECT_TRUE(grant());
-      return send_it();
-    }
-    send(from, owner, [this, &owner, &from, grant, send_it] {
-      if (grant()) send(owner, from, send_it);
-    });
+    if (handle.owner == to.index) return send_it();
+    grant_then(from, to, handle, send_it);
   }
 
   /// The granter drops its reference as soon as the reply is sent, which arrives within a lease or not at all.
   void reply(Worker& from, Worker& to, const Handle& handle) {
-    Worker& owner = *workers_[handle.owner];
+    const auto end = pin_until_ended(from, handle);
+    grant_then(from, to, handle, [this, &from, &to, handle, end] {
+      if (from.alive && !lossy()) {
+        deliver_after(std::chrono::milliseconds(below(200)), [this, &to, handle] {
+          if (!to.alive) return;
+          ++replied_;
+          if (handle.owner != to.index) return hold(to, handle);
+          if (to.owned.claim(handle.id, now_)) to.handles.insert(handle);
+        });
+      }
+      end();
+    });
+  }
+
+  /// Returns what ends the call. The call has a timeout: if a message is lost on the way, its end is not known before.
+  std::function<void()> pin_until_ended(Worker& from, const Handle& handle) {
     pin(from, handle);
     const auto ended = std::make_shared<bool>(false);
     const auto end = [this, &from, handle, ended] {
       if (!std::exchange(*ended, true)) unpin(from, handle);
     };
     deliver_after(10s, end);
-    const auto send_it = [this, &from, &to, &owner, handle, end] {
-      if (from.alive && !lossy()) {
-        deliver_after(std::chrono::milliseconds(below(200)), [this, &to, &owner, handle] {
-          if (!to.alive) return;
-          ++replied_;
-          if (&owner != &to) return hold(to, handle);
-          if (to.owned.claim(handle.id, now_)) to.handles.insert(handle);
-        });
-      }
-      end();
-    };
+    return end;
+  }
+
+  void grant_then(Worker& from, Worker& to, const Handle& handle, const std::function<void()>& send_it) {
+    Worker& owner = *workers_[handle.owner];
     const auto grant = [this, &owner, &from, &to, id = handle.id] {
       return owner.owned.grant(id, to.name, from.name, id.creator == from.index, now_).has_value();
     };

@@ -43,7 +43,7 @@ def package(
     lines = [f"{names[group.group_name]} {group.group_name} {group.rank()} {group.size()}" for group in used]
     options = options_of(used, config or Config()) if used else {}
     metadata = {"aot_inductor.metadata": {"muster_groups": "\n".join(lines)}}
-    # By default, the ranks of a host would write into one folder: its name is a hash of the code, which is the same.
+    # torch names its folder after a hash of the code. Ranks have the same code, and would overwrite each other's files.
     with (
         tempfile.TemporaryDirectory(prefix="muster_graph_") as folder,
         torch._inductor.config.patch({"aot_inductor.output_path": folder}),

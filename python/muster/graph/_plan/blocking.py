@@ -1,4 +1,4 @@
-"""Collectives that nothing overlaps: compiled code calls them without a Work, which a wait would look up."""
+"""Makes one blocking call of an all_reduce and its wait, where nothing runs between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._inductor.virtualized import V
 
 from muster.graph._plan import BLOCKING
 
-# Finds a function of muster, which the compiled library is not linked with.
+# Asks the dispatcher once for the function, because the compiled library is not linked with muster.
 _CALL = """{{
 static const auto all_reduce = [] {{
   StableIValue address = 0;
@@ -24,7 +24,7 @@ all_reduce({arguments});
 
 
 def make_blocking(nodes: list[Any]) -> None:
-    """Changes the code of each all_reduce whose wait comes next in `nodes`, Inductor's scheduler's."""
+    """`nodes`: of Inductor's scheduler, in their final order. Changes the code that is generated for such pairs."""
     for start, wait in itertools.pairwise(nodes):
         if (
             is_collective(start.node, getattr(torch.ops._c10d_functional, BLOCKING).default)

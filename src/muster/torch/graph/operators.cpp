@@ -55,7 +55,7 @@ at::Tensor pending(at::Tensor output, const WorkPtr& work) {
   return output;
 }
 
-/// In place, and without a Work: the wait follows at once.
+/// Blocks: for an all_reduce whose wait would come next.
 void all_reduce(const at::Tensor& tensor, std::string_view op, const std::string& group_name) {
   const auto group = c10d::resolve_process_group(group_name);
   Tensors tensors{tensor};
@@ -66,7 +66,7 @@ void all_reduce(const at::Tensor& tensor, std::string_view op, const std::string
   if (work) work->wait();  // other backends than muster return one
 }
 
-/// A function for compiled C++ code, which has no header of muster.
+/// Compiled C++ code calls this by its address, because it is not linked with muster.
 void all_reduce_of_handle(AtenTensorHandle tensor, const char* op, const char* group_name) {
   all_reduce(*torch::aot_inductor::tensor_handle_to_tensor_pointer(tensor), op, group_name);
 }
