@@ -98,6 +98,14 @@ def release_build() -> Path:
     return folder
 
 
+@pytest.fixture
+def built_programs(release_build: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the built programs. `muster bench` finds them there during this test."""
+    folder = release_build / "src/muster/cli"
+    monkeypatch.setenv("MUSTER_BIN", str(folder / "muster"))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def run() -> Run:
     """run(command, ...) returns its standard output. A status other than 0 fails the test and shows all its output."""

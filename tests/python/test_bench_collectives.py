@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_programs import needs
 from hosts import require
 from muster.bench import jobs, network
 from muster.bench.__main__ import main
 from muster.bench.report import BenchFailedError, write_markdown
 
-ROOT = Path(__file__).resolve().parents[2]
-BESIDE = Path(os.environ.get("MUSTER_BUILD_DIR", ROOT / "build/release")) / "src/muster/cli"
-
-
-@pytest.fixture(autouse=True)
-def programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUSTER_BIN", str(BESIDE / "muster"))
+pytestmark = pytest.mark.usefixtures("built_programs")
 
 
 def measured(words: list[str], tmp_path: Path) -> list[dict[str, Any]]:
@@ -30,7 +25,7 @@ def measured(words: list[str], tmp_path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.skipif(not (BESIDE / jobs.PROGRAM).exists(), reason=f"{jobs.PROGRAM} is not built")
+@needs(jobs.PROGRAM)
 def test_load_program_exits_with_its_driver(tmp_path: Path) -> None:
     with jobs.running(["muster"], 2, tmp_path, 60) as running:
         job = running["muster"]
@@ -40,7 +35,7 @@ def test_load_program_exits_with_its_driver(tmp_path: Path) -> None:
     assert [process.returncode for process in processes] == [0, 0]
 
 
-@pytest.mark.skipif(not (BESIDE / jobs.PROGRAM).exists(), reason=f"{jobs.PROGRAM} is not built")
+@needs(jobs.PROGRAM)
 def test_a_dead_rank_is_named_and_no_process_is_left(tmp_path: Path) -> None:
     with pytest.raises(BenchFailedError, match="muster"), jobs.running(["muster"], 2, tmp_path, 60) as running:
         processes = list(running["muster"].processes)

@@ -10,6 +10,8 @@ from hosts import require
 from muster.bench.__main__ import main
 from muster.bench.graph import ALSO
 
+pytestmark = pytest.mark.usefixtures("built_programs")
+
 
 def test_small_reductions_make_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.json"
