@@ -38,6 +38,7 @@ SLOW_FILES = (
     "rpc_faults",
     "docs_run",
     "graph_blocking",
+    "graph_chunks",
     "graph_compiled",
     "graph_backend",
     "graph_ddp",

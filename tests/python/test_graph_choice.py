@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from muster.graph._plan.buckets import find_buckets, merge
-from muster.graph._plan.choice import merge_best, tasks_of, with_buckets
+from muster.graph._plan.choice import merge_best, with_buckets
 from muster.graph._plan.costs import Costs, LinkCosts
+from muster.graph._plan.graph_tasks import tasks_of
 from muster.graph._plan.schedule import Kind, order, timeline
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -57,7 +58,7 @@ def test_tasks_have_the_time_of_products_and_messages(layers: torch.fx.Graph) ->
     assert [task.bytes for task in starts] == [RANKS * SHARD_BYTES] * LAYERS
     assert sum(task.kind is Kind.WAIT for task in tasks) == LAYERS
     products = [task.seconds for task in tasks if task.kind is Kind.COMPUTE and task.seconds > 0]
-    assert products == pytest.approx([2 * SIDE**3 / 1e10] * LAYERS, rel=0.01)
+    assert products == pytest.approx([2 * SIDE**3 / 1e10] * LAYERS, rel=0.02)
 
 
 def test_messages_that_computing_hides_are_not_merged(layers: torch.fx.Graph) -> None:

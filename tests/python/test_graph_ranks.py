@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from muster.graph._plan.choice import merge_best, tasks_of
+from muster.graph._plan.choice import merge_best
 from muster.graph._plan.costs import Costs, LinkCosts
+from muster.graph._plan.graph_tasks import tasks_of
 from muster.graph._plan.schedule import Kind, order
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node

@@ -23,24 +23,25 @@ PEERS: tuple[str, ...] = ("gloo",)
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
 ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
-PARTS = ("small", "calls", "perceptron", "decoder", "gather", "ddp")
+PARTS = ("small", "calls", "perceptron", "decoder", "gather", "blocks", "ddp")
+_OVER_NETWORK = "gather, blocks and ddp"
 _MODEL_VARIANTS = (PACKAGE, THEIRS, "inductor muster", "muster gloo", "eager muster", "eager gloo", "bare")
 HEAD = 64  # features of an attention head of the decoder
-_LAYERS, _SMALL, _DECODER_LAYERS, _DDP_LAYERS = 8, 32, 4, 4
+_LAYERS, _SMALL, _DECODER_LAYERS, _BLOCKS, _DDP_LAYERS = 8, 32, 4, 4, 4
 _CHAINED, _CHAINED_BYTES = 16, 16384
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; gather and ddp are over a network"
+        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; {_OVER_NETWORK} are over a network"
     )
     parser.add_argument("--ranks", default="2,4", help="of the other parts (default: %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of the network, as tc writes it (default: %(default)s)")
     parser.add_argument(
-        "--side", type=int, default=1024, help="of the weights of gather and ddp (default: %(default)s)"
+        "--side", type=int, default=1024, help=f"of the weights of {_OVER_NETWORK} (default: %(default)s)"
     )
     parser.add_argument("--width", type=int, default=1024, help="of part decoder (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help="of gather and ddp (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help=f"of {_OVER_NETWORK} (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     unfit = [count for count in ranks if arguments.width <= 0 or arguments.width % (HEAD * count)]
     if unfit and "decoder" in parts:
         raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
-    over_network = {"gather": _gather, "ddp": _ddp}
+    over_network = {"gather": _gather, "blocks": _blocks, "ddp": _ddp}
     in_memory = {"small": _small, "calls": _calls, "perceptron": _perceptron, "decoder": _decoder}
     for part in parts:
         if part in over_network:
@@ -133,6 +134,15 @@ def _gather(arguments: argparse.Namespace) -> Iterator[Row]:
     row = _row(case, 2, "hidden of what can be", "%", size, hidden, 100.0)
     row.ratio = 0
     yield row
+
+
+def _blocks(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Blocks of two products in tensor-parallel parts, with gathered and scattered rows, over a network."""
+    options = {"model": "blocks", "side": arguments.side, "batch": arguments.batch, "layers": _BLOCKS}
+    steps = _steps_over_network(arguments, options)
+    size = 2 * _BLOCKS * arguments.batch * arguments.side * 4
+    floor = max(steps["bare"], 1e3 * wire_time(size // 2, arguments.rate))
+    yield _row(f"{_BLOCKS} tensor-parallel blocks", 2, f"step at {arguments.rate}", "ms", size, steps, floor)
 
 
 def _ddp(arguments: argparse.Namespace) -> Iterator[Row]:

@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     prepare()
-    make = {"gather": _gathering, "small": _reducing}[options["model"]]
+    make = {"gather": _gathering, "small": _reducing, "blocks": _splitting}[options["model"]]
     steps = {variant: make(variant, groups, options) for variant in options["variants"]}
     yield medians(steps, "eager muster", ("bare",), options["rounds"], 1)
 
@@ -94,6 +94,37 @@ def _reducing(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
         return results
 
     return compiled(reduced, compiler, tensors)
+
+
+def _splitting(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
+    """Tensor parallelism: each rank has a part of each block's weights, and of the rows between blocks."""
+    side, batch, layers, ranks = options["side"], options["batch"], options["layers"], dist.get_world_size()
+    torch.manual_seed(0)
+    x = torch.ones(batch // ranks, side)
+    weights = [
+        (torch.randn(side, side // ranks) / side, torch.randn(side // ranks, side) / side) for _ in range(layers)
+    ]
+    if variant == "bare":
+
+        def multiplied(x: torch.Tensor) -> torch.Tensor:
+            for up, down in weights:
+                x = (torch.relu(x.repeat(ranks, 1) @ up) @ down)[: batch // ranks]
+            return x
+
+        return partial(torch.compile(multiplied, fullgraph=True), x)
+    compiler, backend = variant.split()
+    group = groups[backend]
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        for up, down in weights:
+            rows = x.new_empty(batch, side)
+            dist.all_gather_into_tensor(rows, x, group=group)
+            partial_sums = torch.relu(rows @ up) @ down
+            x = torch.empty_like(x)
+            dist.reduce_scatter_tensor(x, partial_sums, group=group)
+        return x
+
+    return compiled(split, compiler, x)
 
 
 def compiled(function: Callable[..., Any], compiler: str, *inputs: Any) -> Step:

@@ -31,6 +31,8 @@ class Config:
     Attributes:
         overlap: begin collectives early, and wait for them late. Without it the order is Inductor's.
         buckets: merge small collectives that do not need each other.
+        chunks: cut a product and the collective beside it by rows, where one chunk is then sent while another one is
+            computed. It needs overlap.
         max_bytes: results of collectives that begin early may take so much memory more, in bytes.
         timeout: how long a rank waits for the others to compile the same graph.
         plans: a folder. The first rank of the graph's first group saves the plan of each graph there, and compiles it
@@ -40,6 +42,7 @@ class Config:
 
     overlap: bool = True
     buckets: bool = True
+    chunks: bool = True
     max_bytes: float = 1 << 30
     timeout: timedelta = timedelta(minutes=5)
     plans: str | os.PathLike[str] | None = None
@@ -104,10 +107,7 @@ def options_of(groups: list[Any], config: Config, keeps_order: bool = False) -> 
     with unset_fake_temporarily(), no_python_dispatcher():
         costs = costs_of(groups)
     options: dict[str, Any] = {}
-    if config.buckets:
-        options["post_grad_custom_post_pass"] = _merging(
-            costs, config.max_bytes if config.overlap and not keeps_order else None
-        )
+    options["post_grad_custom_post_pass"] = _rewriting(costs, config, config.overlap and not keeps_order)
     if config.overlap:
         folder = os.fspath(config.plans or os.environ.get("MUSTER_GRAPH_PLANS", ""))
         if folder and groups[0].rank() != 0:
@@ -119,20 +119,24 @@ def options_of(groups: list[Any], config: Config, keeps_order: bool = False) -> 
     return options
 
 
-def _merging(costs: Costs, max_bytes: float | None) -> Any:
-    """A pass over Inductor's graph."""
+def _rewriting(costs: Costs, config: Config, plans: bool) -> Any:
+    """A pass over Inductor's graph. plans: the order of Inductor will not be kept."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     from muster.graph._plan.choice import merge_best
+    from muster.graph._plan.chunk_choice import cut_best
 
-    class Merge(CustomGraphPass):
+    class Rewrite(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
-            merge_best(graph, costs, max_bytes)
+            if config.chunks and plans:
+                cut_best(graph, costs, config.max_bytes)
+            if config.buckets:
+                merge_best(graph, costs, config.max_bytes if plans else None)
 
         def uuid(self) -> Any:
-            return "muster.graph", _version(), repr(costs), max_bytes
+            return "muster.graph", _version(), repr(costs), config.chunks, config.buckets, plans, config.max_bytes
 
-    return Merge()
+    return Rewrite()
 
 
 class Reorder:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
+
+from muster.graph._plan.chunks import CHUNK
+from muster.graph._plan.rewrite import call, sort
 
 _c10d = torch.ops._c10d_functional
 _WAIT = _c10d.wait_tensor.default
@@ -37,7 +38,7 @@ def merge(graph: Graph, buckets: list[list[Node]]) -> None:
     for members in buckets:
         _merge(graph, members)
     if buckets:
-        _sort(graph)
+        sort(graph)
         graph.lint()
 
 
@@ -66,7 +67,7 @@ def find_buckets(graph: Graph, most_bytes: Callable[[str], float]) -> list[list[
 
 
 def _may_merge(node: Node) -> bool:
-    if node.op != "call_function" or node.target not in _MERGED or node.kwargs:
+    if node.op != "call_function" or node.target not in _MERGED or node.kwargs or CHUNK in node.meta:
         return False
     tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
     return all(isinstance(length, int) for length in tensor.shape) and [user.target for user in node.users] == [_WAIT]
@@ -95,12 +96,12 @@ def _merge(graph: Graph, members: list[Node]) -> None:
     shapes = [tuple(wait.meta["val"].shape) for wait in waits]
     operator, arguments = members[0].target, members[0].args[1:]
     with graph.inserting_before(members[-1].next):
-        flat = _call(graph, operator, _joined(graph, operator, inputs, arguments), *arguments)
-        whole = _call(graph, _WAIT, flat)
+        flat = call(graph, operator, _joined(graph, operator, inputs, arguments), *arguments)
+        whole = call(graph, _WAIT, flat)
         flat.meta["stack_trace"] = members[0].meta.get("stack_trace")
         parts = _split(graph, operator, whole, [tensor.meta["val"].numel() for tensor in inputs], arguments)
         for wait, part, shape in zip(waits, parts, shapes, strict=True):
-            wait.replace_all_uses_with(_call(graph, torch.ops.aten.reshape.default, part, shape))
+            wait.replace_all_uses_with(call(graph, torch.ops.aten.reshape.default, part, shape))
     for node in (*waits, *members):
         graph.erase_node(node)
 
@@ -108,39 +109,23 @@ def _merge(graph: Graph, members: list[Node]) -> None:
 def _joined(graph: Graph, operator: Any, inputs: list[Node], arguments: tuple[Any, ...]) -> Node:
     """The inputs in one tensor. Of a reduce_scatter, the parts of a rank are next to each other."""
     if operator is not _c10d.reduce_scatter_tensor.default:
-        flat = [_call(graph, torch.ops.aten.reshape.default, tensor, (-1,)) for tensor in inputs]
-        return _call(graph, torch.ops.aten.cat.default, flat)
+        flat = [call(graph, torch.ops.aten.reshape.default, tensor, (-1,)) for tensor in inputs]
+        return call(graph, torch.ops.aten.cat.default, flat)
     size = arguments[1]
-    rows = [_call(graph, torch.ops.aten.reshape.default, tensor, (size, -1)) for tensor in inputs]
-    joined = _call(graph, torch.ops.aten.cat.default, rows, 1)
-    return _call(graph, torch.ops.aten.reshape.default, joined, (-1,))
+    rows = [call(graph, torch.ops.aten.reshape.default, tensor, (size, -1)) for tensor in inputs]
+    joined = call(graph, torch.ops.aten.cat.default, rows, 1)
+    return call(graph, torch.ops.aten.reshape.default, joined, (-1,))
 
 
 def _split(graph: Graph, operator: Any, whole: Node, lengths: list[int], arguments: tuple[Any, ...]) -> list[Node]:
     """The results of the members, whose inputs have these lengths."""
     dimension = 0
     if operator is _c10d.all_gather_into_tensor.default:
-        whole, dimension = _call(graph, torch.ops.aten.reshape.default, whole, (arguments[0], -1)), 1
+        whole, dimension = call(graph, torch.ops.aten.reshape.default, whole, (arguments[0], -1)), 1
     elif operator is _c10d.reduce_scatter_tensor.default:
         lengths = [length // arguments[1] for length in lengths]
     parts, begin = [], 0
     for length in lengths:
-        parts.append(_call(graph, torch.ops.aten.slice.Tensor, whole, dimension, begin, begin + length))
+        parts.append(call(graph, torch.ops.aten.slice.Tensor, whole, dimension, begin, begin + length))
         begin += length
     return parts
-
-
-def _call(graph: Graph, operator: Any, *arguments: Any) -> Node:
-    """A new node, with the shape of its result, which Inductor needs."""
-    node = graph.call_function(operator, arguments)
-    values = map_arg(arguments, lambda each: each.meta["val"])
-    with detect_fake_mode(torch.utils._pytree.tree_leaves(values)):  # type: ignore[union-attr]
-        node.meta["val"] = operator(*values)
-    return node
-
-
-def _sort(graph: Graph) -> None:
-    """Users of the first members come before the last member: they move behind it. All others keep their order."""
-    from torch._inductor.pattern_matcher import stable_topological_sort
-
-    stable_topological_sort(graph)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_SIDE = 512  # of the matrices that are multiplied
+_SIDE, _SMALL_SIDE = 512, 128  # of the matrices that are multiplied
 _COPIED = 32 << 20  # bytes
 _SIZES = 4 << 10, 4 << 20  # bytes of the reductions
 _TIMES = 5
 _LATENCIES_IN_BUCKET = 8
-_KERNEL_SECONDS = 2e-6  # of calling a kernel
+KERNEL_SECONDS = 2e-6  # of calling a kernel
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class LinkCosts:
     latency: float  # seconds of a small collective
     bytes_per_second: float  # that a rank sends
     ranks: int
+    overlap: float = 1.0  # how much of a message's time a rank can compute in: little if it copies the bytes itself
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Costs:
     links: dict[str, LinkCosts] = field(default_factory=dict)  # by the name of the group
 
     def compute_seconds(self, flops: float, bytes_moved: float) -> float:
-        return _KERNEL_SECONDS + max(flops / self.flops_per_second, bytes_moved / self.bytes_per_second)
+        """Small products take the time of reading their weights, in addition."""
+        return KERNEL_SECONDS + flops / self.flops_per_second + bytes_moved / self.bytes_per_second
 
     def bucket_bytes(self, group_name: str) -> float:
         """With more bytes, a collective gains little from being merged: its latency is a small part of its time."""
@@ -69,7 +71,7 @@ def costs_of(groups: list[Any]) -> Costs:
     known = _known.setdefault(groups[0], {})
     if names not in known:
         rates = [rate for group in groups for rate in _measure_links(group)] + list(_measure_machine())
-        tensor = torch.tensor([_rounded(rate) for rate in rates], dtype=torch.float64)
+        tensor = torch.tensor(rates, dtype=torch.float64)
         for group in groups:  # in a mesh, what rank 0 has measured comes to all ranks in this way
             dist.broadcast(tensor, group=group, group_src=0)
         *links, flops, copied = tensor.tolist()
@@ -77,8 +79,8 @@ def costs_of(groups: list[Any]) -> Costs:
             flops,
             copied,
             {
-                group.group_name: LinkCosts(links[2 * index], links[2 * index + 1], group.size())
-                for index, group in enumerate(groups)
+                group.group_name: LinkCosts(latency, rate, group.size(), overlap)
+                for group, latency, rate, overlap in zip(groups, links[::3], links[1::3], links[2::3], strict=True)
             },
         )
     return known[names]
@@ -95,17 +97,37 @@ def _measure_machine() -> tuple[float, float]:
     source = torch.ones(_COPIED // 4)
     target = torch.empty_like(source)
     return (
-        2 * _SIDE**3 / _seconds(lambda: torch.mm(matrix, matrix)),
-        2 * _COPIED / _seconds(lambda: target.copy_(source)),
+        _rounded(2 * _SIDE**3 / _seconds(lambda: torch.mm(matrix, matrix))),
+        _rounded(2 * _COPIED / _seconds(lambda: target.copy_(source))),
     )
 
 
-def _measure_links(group: Any) -> tuple[float, float]:
-    """The latency of a group, and the bytes per second that a rank sends."""
+def _measure_links(group: Any) -> tuple[float, float, float]:
+    """latency, bytes_per_second and overlap of LinkCosts."""
     if group.size() == 1:
-        return 1e-9, 1e18
+        return 1e-9, 1e18, 1.0
     small, large = (_seconds(functools.partial(dist.all_reduce, torch.ones(size // 4), group=group)) for size in _SIZES)
-    return small, bytes_sent("all_reduce", group.size(), _SIZES[1] - _SIZES[0], 0) / max(large - small, 1e-9)
+    rate = bytes_sent("all_reduce", group.size(), _SIZES[1] - _SIZES[0], 0) / max(large - small, 1e-9)
+    return _rounded(small), _rounded(rate), _measure_overlap(group, large)
+
+
+def _measure_overlap(group: Any, seconds: float) -> float:
+    """seconds: of the larger reduction alone. Products that take as long run beside it."""
+    message, matrix = torch.ones(_SIZES[1] // 4), torch.ones(_SMALL_SIDE, _SMALL_SIDE)
+    times = math.ceil(seconds / _seconds(lambda: torch.mm(matrix, matrix)))
+
+    def compute() -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+
+    def both() -> None:
+        work = dist.all_reduce(message, group=group, async_op=True)
+        compute()
+        work.wait()
+
+    alone = _seconds(compute)
+    hidden = (seconds + alone - _seconds(both)) / min(seconds, alone)
+    return min(max(round(2 * hidden) / 2, 0.0), 1.0)
 
 
 def _seconds(function: Callable[[], Any]) -> float:

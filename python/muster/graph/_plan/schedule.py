@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 class Kind(enum.Enum):
@@ -89,7 +90,9 @@ def lower_bound(tasks: Sequence[Task]) -> float:
 
 
 def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
-    """An order in which waits cost little: list scheduling by the longest path to the end (Graham 1969).
+    """An order in which waits cost little: list scheduling (Graham 1969), by the longest path to the end, and by the
+    longest path of messages. The first puts off what must be sent while a long computation is left; the second knows
+    nothing of computing. The better of both orders is taken.
 
     max_bytes: results of collectives that are started early may take so much memory. It is exceeded only if nothing
     else can run.
@@ -97,9 +100,17 @@ def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
     Equal tasks give equal orders, so ranks that have the same tasks start their collectives in the same order.
     """
     tails = _tails(tasks)
+    on_wire = _tails([task if task.kind is Kind.START else replace(task, seconds=0.0) for task in tasks])
+    orders = [_list_schedule(tasks, each, max_bytes) for each in (tails, list(zip(on_wire, tails, strict=True)))]
+    return min(orders, key=lambda each: timeline(tasks, each).total)
+
+
+def _list_schedule(tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: float) -> list[int]:
+    """Of the tasks that can run, the most urgent one runs first."""
     users = _users(tasks)
     missing = [len(task.needs) for task in tasks]
     holds = _holds(tasks, users)
+    ranks = {urgency: rank for rank, urgency in enumerate(sorted(set(urgencies), reverse=True))}
     starts: list[tuple[float, int]] = []
     waits: list[tuple[float, int]] = []  # by the end of their messages
     ready: list[tuple[float, int]] = []  # tasks to compute, and waits for messages that have ended
@@ -109,11 +120,11 @@ def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
     def offer(index: int) -> None:
         task = tasks[index]
         if task.kind is Kind.START:
-            heapq.heappush(starts, (-tails[index], index))
+            heapq.heappush(starts, (ranks[urgencies[index]], index))
         elif task.kind is Kind.WAIT:
             heapq.heappush(waits, (state.ends[task.start], index))
         else:
-            heapq.heappush(ready, (-tails[index], index))
+            heapq.heappush(ready, (ranks[urgencies[index]], index))
 
     def run(index: int) -> None:
         task = tasks[index]
@@ -141,7 +152,7 @@ def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
             continue
         while waits and waits[0][0] <= state.now:
             index = heapq.heappop(waits)[1]
-            heapq.heappush(ready, (-tails[index], index))
+            heapq.heappush(ready, (ranks[urgencies[index]], index))
         run(heapq.heappop(ready or waits or starts)[1])
     if len(result) != len(tasks):
         raise ValueError("the tasks need each other in a circle")

@@ -1,0 +1,70 @@
+"""The tasks of a graph that Inductor has traced, before it merges kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils.flop_counter import flop_registry
+
+from muster.graph._plan import NAMESPACES
+from muster.graph._plan.costs import Costs
+from muster.graph._plan.schedule import Kind, Task, order, timeline
+
+
+def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
+    """One for each node. Inductor will merge kernels, so only their large operations count: products and copies."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    tasks: list[Task] = []
+    for node in graph.nodes:
+        needs = frozenset(places[each] for each in node.all_input_nodes)
+        if _is_start(node):
+            seconds = costs.wire_seconds(str(node.args[-1]), str(node.target), bytes_of(node.args[0]), bytes_of(node))
+            tasks.append(Task(Kind.START, seconds, needs, bytes=bytes_of(node)))
+        elif starts := [need for need in needs if tasks[need].kind is Kind.START]:
+            tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]))
+        else:
+            tasks.append(Task(Kind.COMPUTE, compute_seconds(node, costs), needs))
+    return tasks
+
+
+def _is_start(node: Node) -> bool:
+    return (
+        node.op == "call_function"
+        and str(node.target).partition(".")[0] in NAMESPACES
+        and "wait" not in str(node.target)
+        and bool(node.args)
+        and isinstance(node.args[-1], str)
+    )
+
+
+def compute_seconds(node: Node, costs: Costs) -> float:
+    packet = getattr(node.target, "overloadpacket", None)
+    if node.op != "call_function" or packet is None or node.target.is_view:  # type: ignore[union-attr]
+        return 0.0
+    if packet not in flop_registry:
+        return bytes_of(node) / costs.bytes_per_second
+    values = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    flops = flop_registry[packet](*values[0], **values[1], out_val=node.meta["val"])
+    return costs.compute_seconds(_number(flops), bytes_of(node.all_input_nodes))
+
+
+def bytes_of(value: Any) -> int:
+    """Of a tensor, or of all tensors of a list."""
+    value = map_arg(value, lambda each: each.meta.get("val")) if isinstance(value, (Node, list, tuple)) else value
+    tensors = [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return sum(int(_number(each.numel())) * each.itemsize for each in tensors)
+
+
+def _number(value: Any) -> float:
+    """A symbolic size counts as the size that it has in the example, or as nothing if only the run will tell."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    return float(value.node.hint) if value.node.has_hint() else 0.0
+
+
+def planned_seconds(tasks: list[Task], max_bytes: float) -> float:
+    """Of a step in its planned order. max_bytes: as for order()."""
+    return timeline(tasks, order(tasks, max_bytes)).total
