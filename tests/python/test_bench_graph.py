@@ -47,6 +47,28 @@ def test_layers_over_a_network_make_two_rows(tmp_path: Path) -> None:
     assert set(hidden["also"]) == set(ALSO)
 
 
+def test_tensor_parallel_blocks_make_a_row(tmp_path: Path) -> None:
+    require()
+    path = tmp_path / "rows.json"
+    words = ["graph", "--quick", "--parts", "blocks", "--side", "64", "--batch", "8", "--json", str(path)]
+    assert main(words) == 0
+    (row,) = json.loads(path.read_text())
+    assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
+    assert set(row["also"]) == set(ALSO)
+
+
+def test_models_make_a_row_each(tmp_path: Path) -> None:
+    require()
+    path = tmp_path / "rows.json"
+    words = ["graph", "--quick", "--parts", "layouts", "--models", "words,perceptron-sharded", "--json", str(path)]
+    assert main(words) == 0
+    rows = json.loads(path.read_text())
+    assert [row["case"].partition(",")[0] for row in rows] == ["words", "perceptron-sharded"]
+    for row in rows:
+        assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
+        assert row["bytes"] > 0
+
+
 def test_training_over_a_network_makes_a_row(tmp_path: Path) -> None:
     require()
     path = tmp_path / "rows.json"
@@ -61,6 +83,7 @@ def test_training_over_a_network_makes_a_row(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--parts", "large"], "--parts"),
+        (["--models", "huge"], "--models"),
         (["--ranks", "1"], "--ranks takes numbers from 2 on"),
         (["--width", "192"], "--width takes a multiple of 128"),
         (["--rate", "fast"], "--rate takes a rate as tc writes it"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -23,8 +24,23 @@ PEERS: tuple[str, ...] = ("gloo",)
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
 ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
-PARTS = ("small", "calls", "perceptron", "decoder", "gather", "blocks", "ddp")
-_OVER_NETWORK = "gather, blocks and ddp"
+PARTS = ("small", "calls", "perceptron", "decoder", "gather", "blocks", "ddp", "layouts")
+_OVER_NETWORK = "gather, blocks, ddp and layouts"
+# Of part layouts: a kind of model, and how it is split among the ranks.
+MODELS = (
+    "perceptron-data",
+    "perceptron-sharded",
+    "perceptron-tensor",
+    "transformer-data",
+    "transformer-sharded",
+    "transformer-tensor",
+    "transformer-sequence",
+    "transformer-context",
+    "convolutions-data",
+    "experts",
+    "tables",
+    "words",
+)
 _MODEL_VARIANTS = (PACKAGE, THEIRS, "inductor muster", "muster gloo", "eager muster", "eager gloo", "bare")
 HEAD = 64  # features of an attention head of the decoder
 _LAYERS, _SMALL, _DECODER_LAYERS, _BLOCKS, _DDP_LAYERS = 8, 32, 4, 4, 4
@@ -35,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; {_OVER_NETWORK} are over a network"
     )
+    parser.add_argument("--models", default=",".join(MODELS), help="of part layouts (default: %(default)s)")
     parser.add_argument("--ranks", default="2,4", help="of the other parts (default: %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of the network, as tc writes it (default: %(default)s)")
     parser.add_argument(
@@ -48,10 +65,11 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     check_rate("--rate", arguments.rate)
     ranks = parse_numbers("--ranks", arguments.ranks, 2)
     parts = parse_names("--parts", arguments.parts, PARTS)
+    arguments.models = parse_names("--models", arguments.models, MODELS)
     unfit = [count for count in ranks if arguments.width <= 0 or arguments.width % (HEAD * count)]
     if unfit and "decoder" in parts:
         raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
-    over_network = {"gather": _gather, "blocks": _blocks, "ddp": _ddp}
+    over_network = {"gather": _gather, "blocks": _blocks, "ddp": _ddp, "layouts": _layouts}
     in_memory = {"small": _small, "calls": _calls, "perceptron": _perceptron, "decoder": _decoder}
     for part in parts:
         if part in over_network:
@@ -65,10 +83,17 @@ def _steps(
     arguments: argparse.Namespace, setups: list[RankSetup], options: dict[str, Any], module: str = "graph_steps"
 ) -> dict[str, float]:
     """Milliseconds of a step, by variant."""
+    step = _result(arguments, setups, options, module)["step"]
+    return {variant: 1e3 * seconds for variant, seconds in step.items()}
+
+
+def _result(
+    arguments: argparse.Namespace, setups: list[RankSetup], options: dict[str, Any], module: str
+) -> dict[str, Any]:
     rounds = 3 if arguments.quick else 15
     options = {"variants": [OURS, THEIRS, *ALSO, "bare"], "rounds": rounds, "timeout": arguments.timeout, **options}
     (result,) = run_ranks(module, setups, options, arguments.timeout)
-    return {variant: 1e3 * seconds for variant, seconds in result["step"].items()}
+    return result
 
 
 def _small(arguments: argparse.Namespace, ranks: int) -> Row:
@@ -155,12 +180,29 @@ def _ddp(arguments: argparse.Namespace) -> Iterator[Row]:
     yield _row(f"DDP, {_DDP_LAYERS} layers", 2, f"step at {arguments.rate}", "ms", size, steps, floor)
 
 
+def _layouts(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Models of several kinds, split among two ranks in the usual ways, forward and backward."""
+    variants = (OURS, THEIRS, "inductor muster", "passes muster", "eager muster", "bare")
+    for model in arguments.models:
+        with _network(arguments) as setups:
+            result = _result(arguments, setups, {"model": model, "variants": variants}, "graph_layouts")
+        steps = {variant: 1e3 * seconds for variant, seconds in result["step"].items()}
+        floor = max(steps["bare"], 1e3 * wire_time(result["sent"], arguments.rate))
+        yield _row(model, 2, f"step at {arguments.rate}", "ms", result["sent"], steps, floor)
+
+
 def _steps_over_network(
     arguments: argparse.Namespace, options: dict[str, Any], module: str = "graph_steps"
 ) -> dict[str, float]:
-    with two_nodes(arguments.rate) as nodes:
-        setups = [RankSetup(node.prefix, {"GLOO_SOCKET_IFNAME": INTERFACE}) for node in nodes]
+    with _network(arguments) as setups:
         return _steps(arguments, setups, options, module)
+
+
+@contextlib.contextmanager
+def _network(arguments: argparse.Namespace) -> Iterator[list[RankSetup]]:
+    """Of two ranks, one on each side."""
+    with two_nodes(arguments.rate) as nodes:
+        yield [RankSetup(node.prefix, {"GLOO_SOCKET_IFNAME": INTERFACE}) for node in nodes]
 
 
 def _row(

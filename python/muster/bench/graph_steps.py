@@ -128,12 +128,16 @@ def _splitting(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
 
 
 def compiled(function: Callable[..., Any], compiler: str, *inputs: Any) -> Step:
+    return partial(compile_for(function, compiler), *inputs)
+
+
+def compile_for(function: Any, compiler: str, fullgraph: bool = True) -> Any:
     if compiler == "eager":
-        return partial(function, *inputs)
+        return function
     if compiler == "muster":
-        return partial(torch.compile(function, fullgraph=True, backend="muster"), *inputs)
+        return torch.compile(function, fullgraph=fullgraph, backend="muster")
     # Dynamo would share the code of both compilers if they did not differ in their options.
-    return partial(torch.compile(function, fullgraph=True, options=OPTIONS[compiler]), *inputs)
+    return torch.compile(function, fullgraph=fullgraph, options=OPTIONS[compiler])
 
 
 def _doubled(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import muster.nn
-from muster.bench.graph_steps import OPTIONS, medians, prepare
+from muster.bench.graph_steps import compile_for, medians, prepare
 from muster.bench.groups import Groups
 
 
@@ -36,11 +36,8 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
             own = muster.nn.DistributedDataParallel(own, process_group=groups[backend])
         elif backend:
             own = nn.parallel.DistributedDataParallel(own, process_group=groups[backend])
-        forward: Any = own
-        if compiler == "muster":
-            forward = torch.compile(own, fullgraph=True, backend="muster")
-        elif compiler != "eager":
-            forward = torch.compile(own, options=OPTIONS.get(compiler, {}))
+        whole = not isinstance(own, nn.parallel.DistributedDataParallel)  # which splits the graph itself
+        forward = compile_for(own, compiler if backend else "inductor", whole)
         steps[variant] = partial(_train, forward, own, x, target)
     yield medians(steps, "eager muster", ("bare",), options["rounds"], 1)
 

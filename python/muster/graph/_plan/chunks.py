@@ -84,6 +84,8 @@ def _chain_of(start: Node, taken: set[Node]) -> Chain | None:
     if [user.target for user in start.users] != [_WAIT]:
         return None
     (wait,) = start.users
+    if not _is_static(start.args[0], wait):
+        return None
     if start.target is _GATHER:
         return _gather_chain(start, wait, taken)
     product = start.args[0]
@@ -115,10 +117,11 @@ def _is_product(node: Node) -> bool:
     """True for matrices with known shapes. A bias is added to each row."""
     if node.target not in _PRODUCTS or node.kwargs:
         return False
-    shapes = [_shape(each) for each in (*node.args, node)]  # type: ignore[arg-type]
-    if not all(isinstance(length, int) for shape in shapes for length in shape):
-        return False
-    return node.target is _aten.mm.default or len(shapes[0]) == 1
+    return _is_static(*node.args, node) and (node.target is _aten.mm.default or len(_shape(node.args[0])) == 1)
+
+
+def _is_static(*nodes: Any) -> bool:
+    return all(isinstance(length, int) for node in nodes for length in _shape(node))
 
 
 def rows_of(product: Node) -> Node:
@@ -126,8 +129,9 @@ def rows_of(product: Node) -> Node:
     return rows  # type: ignore[no-any-return]
 
 
-def _shape(node: Node) -> torch.Size:
-    return node.meta["val"].shape  # type: ignore[no-any-return]
+def _shape(node: Any) -> torch.Size:
+    shape: torch.Size = node.meta["val"].shape
+    return shape
 
 
 def _multiply(graph: Graph, product: Node, rows: Node) -> Node:
