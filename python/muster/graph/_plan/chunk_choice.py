@@ -17,10 +17,9 @@ from muster.graph._plan.costs import KERNEL_SECONDS, Costs
 from muster.graph._plan.graph_tasks import bytes_of, compute_seconds, planned_seconds, tasks_of
 from muster.graph._plan.schedule import Kind, Task
 
-_COUNTS = 1, 2, 4, 8  # of chunks
-_LEAST_BYTES = (
-    128 << 10
-)  # of a chunk: smaller operations may begin only when they are awaited (group/queue/start_policy.h)
+_COUNTS = 1, 2, 4  # of chunks: more hide little more, and take long to compile
+# Of a chunk. Smaller operations may begin only when they are awaited (src/muster/group/queue/start_policy.h).
+_LEAST_BYTES = 128 << 10
 _LEAST_GAIN = 0.01  # of a step
 
 
