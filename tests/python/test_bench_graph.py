@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hosts import require
@@ -36,33 +37,29 @@ def test_packages_make_a_row_each(tmp_path: Path) -> None:
     assert decoder["ratio"] == pytest.approx(decoder["muster"] / decoder["peer"])
 
 
-def test_layers_over_a_network_make_two_rows(tmp_path: Path) -> None:
+def over_network(tmp_path: Path, *words: str) -> list[dict[str, Any]]:
     require()
     path = tmp_path / "rows.json"
-    words = ["graph", "--quick", "--parts", "gather", "--side", "64", "--batch", "8", "--json", str(path)]
-    assert main(words) == 0
-    step, hidden = json.loads(path.read_text())
+    assert main(["graph", "--quick", *words, "--json", str(path)]) == 0
+    rows: list[dict[str, Any]] = json.loads(path.read_text())
+    return rows
+
+
+def test_layers_over_a_network_make_two_rows(tmp_path: Path) -> None:
+    step, hidden = over_network(tmp_path, "--parts", "gather", "--side", "64", "--batch", "8")
     assert min(step["muster"], step["peer"], step["floor"], *step["also"].values()) > 0
     assert hidden["unit"] == "%"
     assert set(hidden["also"]) == set(ALSO)
 
 
 def test_tensor_parallel_blocks_make_a_row(tmp_path: Path) -> None:
-    require()
-    path = tmp_path / "rows.json"
-    words = ["graph", "--quick", "--parts", "blocks", "--side", "64", "--batch", "8", "--json", str(path)]
-    assert main(words) == 0
-    (row,) = json.loads(path.read_text())
+    (row,) = over_network(tmp_path, "--parts", "blocks", "--side", "64", "--batch", "8")
     assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
     assert set(row["also"]) == set(ALSO)
 
 
 def test_models_make_a_row_each(tmp_path: Path) -> None:
-    require()
-    path = tmp_path / "rows.json"
-    words = ["graph", "--quick", "--parts", "layouts", "--models", "words,perceptron-sharded", "--json", str(path)]
-    assert main(words) == 0
-    rows = json.loads(path.read_text())
+    rows = over_network(tmp_path, "--parts", "layouts", "--models", "words,perceptron-sharded")
     assert [row["case"].partition(",")[0] for row in rows] == ["words", "perceptron-sharded"]
     for row in rows:
         assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
@@ -70,11 +67,7 @@ def test_models_make_a_row_each(tmp_path: Path) -> None:
 
 
 def test_training_over_a_network_makes_a_row(tmp_path: Path) -> None:
-    require()
-    path = tmp_path / "rows.json"
-    words = ["graph", "--quick", "--parts", "ddp", "--side", "64", "--batch", "8", "--json", str(path)]
-    assert main(words) == 0
-    (row,) = json.loads(path.read_text())
+    (row,) = over_network(tmp_path, "--parts", "ddp", "--side", "64", "--batch", "8")
     assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
     assert row["also"].keys() == {"inductor muster", "eager muster", "eager gloo"}
 

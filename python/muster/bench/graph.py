@@ -25,7 +25,7 @@ OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
 ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
 PARTS = ("small", "calls", "perceptron", "decoder", "gather", "blocks", "ddp", "layouts")
-_OVER_NETWORK = "gather, blocks, ddp and layouts"
+_WITH_SIDES = "gather, blocks and ddp"  # which, like layouts, are over a network
 # Of part layouts: a kind of model, and how it is split among the ranks.
 MODELS = (
     "perceptron-data",
@@ -49,16 +49,18 @@ _CHAINED, _CHAINED_BYTES = 16, 16384
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; {_OVER_NETWORK} are over a network"
+        "--parts",
+        default=",".join(PARTS),
+        help=f"of {', '.join(PARTS)}; {_WITH_SIDES}, and layouts, are over a network",
     )
     parser.add_argument("--models", default=",".join(MODELS), help="of part layouts (default: %(default)s)")
     parser.add_argument("--ranks", default="2,4", help="of the other parts (default: %(default)s)")
     parser.add_argument("--rate", default="1gbit", help="of the network, as tc writes it (default: %(default)s)")
     parser.add_argument(
-        "--side", type=int, default=1024, help=f"of the weights of {_OVER_NETWORK} (default: %(default)s)"
+        "--side", type=int, default=1024, help=f"of the weights of {_WITH_SIDES} (default: %(default)s)"
     )
     parser.add_argument("--width", type=int, default=1024, help="of part decoder (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help=f"of {_OVER_NETWORK} (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=256, help=f"of {_WITH_SIDES} (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:

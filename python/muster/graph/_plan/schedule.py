@@ -110,7 +110,7 @@ def _list_schedule(tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: f
     users = _users(tasks)
     missing = [len(task.needs) for task in tasks]
     holds = _holds(tasks, users)
-    ranks = {urgency: rank for rank, urgency in enumerate(sorted(set(urgencies), reverse=True))}
+    places = {urgency: place for place, urgency in enumerate(sorted(set(urgencies), reverse=True))}
     starts: list[tuple[float, int]] = []
     waits: list[tuple[float, int]] = []  # by the end of their messages
     ready: list[tuple[float, int]] = []  # tasks to compute, and waits for messages that have ended
@@ -120,11 +120,11 @@ def _list_schedule(tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: f
     def offer(index: int) -> None:
         task = tasks[index]
         if task.kind is Kind.START:
-            heapq.heappush(starts, (ranks[urgencies[index]], index))
+            heapq.heappush(starts, (places[urgencies[index]], index))
         elif task.kind is Kind.WAIT:
             heapq.heappush(waits, (state.ends[task.start], index))
         else:
-            heapq.heappush(ready, (ranks[urgencies[index]], index))
+            heapq.heappush(ready, (places[urgencies[index]], index))
 
     def run(index: int) -> None:
         task = tasks[index]
@@ -152,7 +152,7 @@ def _list_schedule(tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: f
             continue
         while waits and waits[0][0] <= state.now:
             index = heapq.heappop(waits)[1]
-            heapq.heappush(ready, (ranks[urgencies[index]], index))
+            heapq.heappush(ready, (places[urgencies[index]], index))
         run(heapq.heappop(ready or waits or starts)[1])
     if len(result) != len(tasks):
         raise ValueError("the tasks need each other in a circle")
