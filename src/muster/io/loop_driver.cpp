@@ -19,21 +19,13 @@ namespace {
 constexpr Duration kMaxSleep = 100ms;
 /// One in this many turns polls the kernel for events. The other turns only read shared memory, which is cheaper.
 constexpr unsigned kPollKernelEvery = 16;
-/// After this many naps without work, the thread that stands by sleeps until it is alerted.
-constexpr int kMaxIdleNaps = 50;
-/// How long it naps while other threads drive the loop and no tasks begin, or while they run serial tasks.
-constexpr Duration kLongNap = 1ms;
 /// No sleep is ended because it would end later than needed by less than this.
 constexpr Duration kWakeSlack = 50us;
 /// An own thread that sleeps in the loop does not sleep on if waiting threads drive it more often than this meanwhile:
 /// making the pollers rest each time would cost more than its naps.
 constexpr uint64_t kMaxDrivesInSleep = 256;
-/// So many tasks during a nap are so short that another thread would cost more than it helps.
-constexpr uint64_t kQuickTasks = 16;
 /// The most own threads. It bounds the nesting of tasks that wait for each other's calls.
 constexpr size_t kMaxThreads = 1024;
-/// Started tasks are removed from the queue when there are this many of them.
-constexpr size_t kMaxStartedTasks = 256;
 
 thread_local const LoopDriver* own_thread_of = nullptr;
 /// The driver whose callback this thread runs.
@@ -43,19 +35,25 @@ thread_local const LoopDriver* calling_for = nullptr;
 
 LoopDriver::LoopDriver(std::unique_ptr<Loop> loop, Delegate& delegate, Options options)
     : delegate_(delegate),
-      options_(options),
+      max_drive_(options.max_drive),
       loop_(std::move(loop)),
-      wake_up_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+      wake_up_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      tasks_(options.max_tasks),
+      standby_(
+          options.grace, [this] { return tasks_.ready(); },
+          [this] {
+            return Standby::Activity{drives_, tasks_.started(), tasks_.last_is_serial()};
+          }) {}
 
 bool LoopDriver::on_own_thread() const { return own_thread_of == this; }
 bool LoopDriver::is_inside() const { return on_own_thread() || calling_for == this; }
 
 void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const Deadline& deadline,
                             std::function<void()> begin) {
-  if (on_own_thread()) change_running(-1);  // its task waits, so another one may run
-  const Deadline shift = Deadline::after(options_.max_drive);
+  if (on_own_thread()) pause_task(true);
+  const Deadline shift = Deadline::after(max_drive_);
   bool looks_on = false;
-  const auto leaves = [&] { return !begin && (looks_on || ((task_ready() || waiting_ > 0) && shift.passed())); };
+  const auto leaves = [&] { return !begin && (looks_on || ((tasks_.ready() || waiting_ > 0) && shift.passed())); };
   while (!done() && !deadline.passed()) {
     if (looks_on = leaves(); looks_on) {
       look_on(lock, done, deadline);
@@ -79,7 +77,7 @@ void LoopDriver::wait_until(Lock& lock, const std::function<bool()>& done, const
     --waiting_;
     delegate_.expire();
   }
-  if (on_own_thread()) change_running(1);
+  if (on_own_thread()) pause_task(false);
   if (stopping_) changed_.notify_all();
   if (delegate_.has_work()) provide_driver();
 }
@@ -107,7 +105,7 @@ void LoopDriver::give_back() {
     parked_ = true;
     parked_until_ = sleeper_->until;
     set_driver(DrivenBy::kOwnThread);
-    task_ready() ? alert() : wake_in_time();
+    tasks_.ready() ? alert() : wake_in_time();
   } else {
     wake_sleeper();
     sleeper_.reset();
@@ -237,135 +235,88 @@ void LoopDriver::provide_driver() {
   if (stopping_ || driven_by_ == DrivenBy::kOwnThread) return;
   if (threads_.empty()) {
     start_thread();
-  } else if (standby_ == Standby::kAsleep) {
+  } else if (standby_.is_asleep()) {
     alert();
   }
 }
 
 void LoopDriver::add_task(std::shared_ptr<Task> task) {
-  tasks_.push_back(std::move(task));
+  tasks_.add(std::move(task));
   threads_.empty() ? start_thread() : alert();
 }
 
 /// Makes an own thread look for tasks. One that drives the loop does so in each turn.
 void LoopDriver::alert() {
-  if (driven_by_ == DrivenBy::kOwnThread || standby_ == Standby::kNone) return wake_sleeper();
-  if (!std::exchange(alert_, true)) work_.notify_one();
+  driven_by_ == DrivenBy::kOwnThread || !standby_.has_thread() ? wake_sleeper() : standby_.alert();
 }
 
 /// Called when an own thread starts a task or a callback: another one must stand by meanwhile.
 void LoopDriver::provide_standby() {
-  if (standby_ == Standby::kNapping || (sleeper_ && !task_ready())) return;
-  if (standby_ == Standby::kAsleep) return alert();
-  if (idle_ > 0) return free_.notify_one();
-  start_thread(true);
+  if (standby_.is_napping() || (sleeper_ && !tasks_.ready())) return;
+  if (standby_.is_asleep()) return alert();
+  if (!standby_.replace()) start_thread(true);
 }
 
-void LoopDriver::change_running(int change) {
-  running_ += change;
-  if (task_ready()) alert();
+void LoopDriver::pause_task(bool paused) {
+  paused ? tasks_.pause() : tasks_.resume();
+  if (tasks_.ready()) alert();
 }
 
 void LoopDriver::start_thread(bool stands_by) {
   if (stopping_ || threads_.size() >= kMaxThreads) return;
   try {
     threads_.emplace_back([this, stands_by] { run_own_thread(stands_by); });
-    if (stands_by) standby_ = Standby::kNapping;
+    if (stands_by) standby_.expect();
   } catch (const std::system_error& error) {
     log(LogLevel::kWarning,
         std::string("cannot start a thread; messages move only while a thread waits for one: ") + error.what());
   }
 }
 
-/// A thread that has just begun an operation usually waits for it soon, and then drives the loop itself. So an own
-/// thread naps before it takes the loop. While it naps, callers need not notify it, which keeps begin calls cheap.
 void LoopDriver::run_own_thread(bool stands_by) {
   own_thread_of = this;
   Lock lock(mutex_);
-  Rest state;
+  Standby::Rest state;
   if (stands_by) {
-    standby_ = Standby::kNone;  // rest() sets it again
+    standby_.arrive();
   } else {
     while (!stopping_ && state.may_run && run_next_task(lock, state)) {
     }
   }
   while (!stopping_) {
-    rest(lock, state);
+    standby_.rest(lock, state);
     while (!stopping_ && state.may_run && (run_next_task(lock, state) || (state.may_drive && drive(lock)))) {
       state.naps = 0;
     }
   }
 }
 
-bool LoopDriver::run_next_task(Lock& lock, Rest& state) {
-  if (!task_ready()) return false;
-  auto task = std::move(tasks_[next_task_++]);
-  if (next_task_ == tasks_.size()) {
-    tasks_.clear();
-    next_task_ = 0;
-  } else if (next_task_ == kMaxStartedTasks) {
-    tasks_.erase(tasks_.begin(), tasks_.begin() + kMaxStartedTasks);
-    next_task_ = 0;
-  }
-  const uint64_t number = ++begun_;
-  const bool serial = serial_ = task->is_serial();
-  ++running_;
-  ++started_;
+bool LoopDriver::run_next_task(Lock& lock, Standby::Rest& state) {
+  if (!tasks_.ready()) return false;
+  auto task = tasks_.start();
+  const uint64_t number = tasks_.started();
+  const bool serial = tasks_.last_is_serial();
   provide_standby();
   lock.unlock();
   task->run();
   task = nullptr;  // its objects may take the lock when they are destroyed
   lock.lock();
-  --running_;
-  if (--started_ == 0 && stopping_) changed_.notify_all();
-  if (serial && begun_ != number) state.may_run = false;  // another thread makes progress, too
+  tasks_.end();
+  if (tasks_.unfinished() == 0 && stopping_) changed_.notify_all();
+  if (serial && tasks_.started() != number) state.may_run = false;  // another thread makes progress, too
   return true;
 }
 
 /// Drives the loop if no other thread does. Returns false if there was nothing to do.
 bool LoopDriver::drive(Lock& lock) {
-  const auto not_needed = [this] { return stopping_ || waiting_ > 0 || !delegate_.has_work() || task_ready(); };
+  const auto not_needed = [this] { return stopping_ || waiting_ > 0 || !delegate_.has_work() || tasks_.ready(); };
   if (driven_by_ != DrivenBy::kNoThread || not_needed()) return false;
   set_driver(DrivenBy::kOwnThread);
-  if (!take_turns(lock, not_needed, Deadline::never())) return driven_by_ == DrivenBy::kNoThread || task_ready();
+  if (!take_turns(lock, not_needed, Deadline::never())) return driven_by_ == DrivenBy::kNoThread || tasks_.ready();
   set_driver(DrivenBy::kNoThread);
   changed_.notify_all();
   run_callbacks(lock);
   return true;
-}
-
-/// Returns when this thread should look for work.
-void LoopDriver::rest(Lock& lock, Rest& state) {
-  while (standby_ != Standby::kNone) {
-    ++idle_;
-    free_.wait(lock);
-    --idle_;
-    state = {};
-    if (stopping_ || task_ready()) return;
-  }
-  const auto alerted = [this] { return stopping_ || alert_; };
-  if (state.naps == kMaxIdleNaps) {
-    standby_ = Standby::kAsleep;
-    // A thread that uses the driver alerts this one from now on. One that used it during the last nap did not.
-    if (!state.may_drive) {
-      work_.wait_for(lock, kLongNap, alerted);
-    } else if (!task_ready()) {
-      work_.wait(lock, alerted);
-    }
-    state = {};
-    const bool must_look = !std::exchange(alert_, false) || stopping_ || task_ready();
-    standby_ = Standby::kNone;
-    if (must_look) return;
-  }
-  standby_ = Standby::kNapping;
-  const uint64_t drives = drives_, begun = begun_;
-  const bool longer = state.only_calls || state.only_serial;
-  const bool was_alerted = work_.wait_for(lock, longer ? std::max(kLongNap, options_.grace) : options_.grace, alerted);
-  const bool quick = !was_alerted && begun_ - begun >= (serial_ ? 1 : kQuickTasks);
-  const bool may_drive = was_alerted || drives_ == drives;
-  state = {quick ? 0 : state.naps + 1, !quick, may_drive, !may_drive && begun_ == begun, quick && serial_};
-  standby_ = Standby::kNone;
-  alert_ = false;
 }
 
 bool LoopDriver::stop(Lock& lock, const Deadline& deadline) {
@@ -373,24 +324,21 @@ bool LoopDriver::stop(Lock& lock, const Deadline& deadline) {
   stopping_ = true;
   wake();
   wake_sleeper();
-  work_.notify_all();
-  free_.notify_all();
+  standby_.stop();
   run_callbacks(lock);
-  while (driven_by_ != DrivenBy::kNoThread || waiting_ > 0 || !bystanders_.empty() || calling_ > 0 || started_ > 0) {
-    if ((calling_ > 0 || started_ > 0) && deadline.passed()) return false;
+  while (driven_by_ != DrivenBy::kNoThread || waiting_ > 0 || !bystanders_.empty() || calling_ > 0 ||
+         tasks_.unfinished() > 0) {
+    if ((calling_ > 0 || tasks_.unfinished() > 0) && deadline.passed()) return false;
     changed_.wait_for(lock, std::clamp(deadline.left(), Duration(1ms), kMaxSleep));
   }
   if (std::exchange(stopped_, true)) return false;
   std::vector<std::thread> threads;
   threads.swap(threads_);
-  std::vector<std::shared_ptr<Task>> dropped;  // without the lock, which their objects may take
-  dropped.swap(tasks_);
-  next_task_ = 0;
+  auto dropped = tasks_.take_all();  // destroyed without the lock, which their objects may take
   lock.unlock();
   for (std::thread& thread : threads) thread.join();
   dropped.clear();
   lock.lock();
-  next_task_ = 0;
   return true;
 }
 

@@ -11,6 +11,8 @@
 #include "muster/base/wait_policy.h"
 #include "muster/io/fd.h"
 #include "muster/io/loop.h"
+#include "muster/io/standby.h"
+#include "muster/io/task_queue.h"
 
 namespace muster {
 
@@ -20,9 +22,8 @@ namespace muster {
 ///
 /// A user may also add tasks, such as the handlers of remote calls. Only own threads run them, in the Leader/Followers
 /// pattern (Schmidt et al. 2000): the own thread that drives the loop runs a task itself, because handing it to another
-/// thread would cost more than a short task. Another own thread stands by: if the task takes longer than the grace
-/// time, that thread takes the loop and the next tasks. It does not if many tasks have begun within that time: two
-/// threads that run very short tasks would mostly wait for each other's lock. Nor does it if a serial task has begun.
+/// thread would cost more than a short task. Another own thread stands by (standby.h): if the task takes longer than
+/// the grace time, that thread takes the loop and the next tasks.
 ///
 /// The class has many fields because together they are the state of one protocol: how threads hand over the loop.
 class LoopDriver {
@@ -96,35 +97,28 @@ class LoopDriver {
   /// work, because a callback may take long.
   void run_callbacks(Lock& lock);
 
-  /// Work for an own thread.
-  class Task {
-   public:
-    virtual ~Task() = default;
-    virtual void run() = 0;
-    /// It runs mostly under a lock that other serial tasks need, too.
-    virtual bool is_serial() const { return false; }
-  };
+  using Task = TaskQueue::Task;
   /// Queues a task. Tasks start in the order of the calls, without the lock. Tasks that have not started when stop() is
   /// called are dropped.
   void add_task(std::shared_ptr<Task> task);
   template <class Function>
   void add_task(Function function);
   /// For a task: true if this thread will run another task before it drives the loop.
-  bool runs_more_tasks() const { return on_own_thread() && driven_by_ == DrivenBy::kNoThread && queued_tasks() > 0; }
+  bool runs_more_tasks() const { return on_own_thread() && driven_by_ == DrivenBy::kNoThread && !tasks_.empty(); }
   /// For a task that waits for something else than the loop: while this exists, the task does not count as running. On
   /// other threads it has no effect.
   class BlockedTask {
    public:
-    explicit BlockedTask(LoopDriver& driver) : driver_(driver) { change(-1); }
-    ~BlockedTask() { change(1); }
+    explicit BlockedTask(LoopDriver& driver) : driver_(driver) { pause(true); }
+    ~BlockedTask() { pause(false); }
     BlockedTask(const BlockedTask&) = delete;
     BlockedTask& operator=(const BlockedTask&) = delete;
 
    private:
-    void change(int change) {
+    void pause(bool paused) {
       if (!driver_.on_own_thread()) return;
       const Lock lock = driver_.lock();
-      driver_.change_running(change);
+      driver_.pause_task(paused);
     }
     LoopDriver& driver_;
   };
@@ -152,23 +146,10 @@ class LoopDriver {
     TimePoint until;
     bool woken = false;  ///< by wake_sleeper()
   };
-  /// The own thread that takes over when nobody drives the loop: there is none, it naps, or it sleeps until it is
-  /// alerted. A task that begins and a new call alert a thread that sleeps. It then naps once before it takes over.
-  enum class Standby : uint8_t { kNone, kNapping, kAsleep };
-
   /// A thread in wait_until() that leaves the loop to others.
   struct Bystander {
     const std::function<bool()>& done;
     std::condition_variable wake;
-  };
-
-  /// How a thread that stands by has rested.
-  struct Rest {
-    int naps = 0;              ///< naps since it last had work
-    bool may_run = true;       ///< the other threads run few tasks, or none
-    bool may_drive = true;     ///< no other thread has driven the loop during the last nap
-    bool only_calls = false;   ///< other threads have driven it, and no task has begun
-    bool only_serial = false;  ///< other threads have begun serial tasks
   };
 
   void set_driver(DrivenBy driver);
@@ -182,20 +163,18 @@ class LoopDriver {
   bool park(Lock& lock, Duration max_sleep);
   void wait_for_event(Lock& lock, Duration max_sleep, bool own);
   void run_own_thread(bool stands_by);
-  bool run_next_task(Lock& lock, Rest& state);
+  bool run_next_task(Lock& lock, Standby::Rest& state);
   bool drive(Lock& lock);
-  void rest(Lock& lock, Rest& state);
   void wake_in_time();
   void alert();
   void provide_standby();
   /// The thread stands by, or runs tasks at once.
   void start_thread(bool stands_by = false);
-  void change_running(int change);
-  size_t queued_tasks() const { return tasks_.size() - next_task_; }
-  bool task_ready() const { return queued_tasks() > 0 && running_ < options_.max_tasks; }
+  /// The task of this own thread waits for something, or goes on.
+  void pause_task(bool paused);
 
   Delegate& delegate_;
-  const Options options_;
+  const Duration max_drive_;
   std::mutex mutex_;  ///< guards all fields below, and the delegate
   std::unique_ptr<Loop> loop_;
   DrivenBy driven_by_ = DrivenBy::kNoThread;
@@ -212,19 +191,9 @@ class LoopDriver {
   std::vector<std::function<void()>> callbacks_;
   int calling_ = 0;  ///< threads that run callbacks now
 
-  std::vector<std::shared_ptr<Task>> tasks_;
-  size_t next_task_ = 0;  ///< index of the first task that has not started
-  uint64_t begun_ = 0;    ///< tasks that have started since the beginning
-  bool serial_ = false;   ///< the task that has started last is serial
-  int running_ = 0;       ///< tasks that run now and are not inside wait_until()
-  int started_ = 0;       ///< tasks that run now
-
+  TaskQueue tasks_;
   std::vector<std::thread> threads_;  ///< the own threads
-  Standby standby_ = Standby::kNone;
-  bool alert_ = false;            ///< the thread that stands by must look for work at once
-  std::condition_variable work_;  ///< wakes the thread that stands by
-  int idle_ = 0;                  ///< own threads that wait for free_
-  std::condition_variable free_;  ///< wakes an own thread, so that it stands by
+  Standby standby_;
   bool stopping_ = false;
   bool stopped_ = false;  ///< the own threads have ended, or are about to end
 };
