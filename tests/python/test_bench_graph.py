@@ -27,10 +27,10 @@ def test_small_reductions_make_a_row(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_packages_make_a_row_each(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    words = ["graph", "--quick", "--parts", "calls,perceptron,decoder", "--ranks", "2", "--width", "128"]
+    words = ["graph", "--quick", "--parts", "calls,norms,perceptron,decoder", "--ranks", "2", "--width", "128"]
     assert main([*words, "--json", str(path)]) == 0
-    calls, perceptron, decoder = json.loads(path.read_text())
-    for row in calls, perceptron, decoder:
+    calls, norms, perceptron, decoder = json.loads(path.read_text())
+    for row in calls, norms, perceptron, decoder:
         assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
         assert {"eager gloo", "eager muster"} <= row["also"].keys() <= set(ALSO)
     assert perceptron["ratio"] == pytest.approx(perceptron["peer"] / perceptron["muster"])

@@ -24,7 +24,7 @@ PEERS: tuple[str, ...] = ("gloo",)
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
 ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
-PARTS = ("small", "calls", "perceptron", "decoder", "gather", "blocks", "ddp", "layouts")
+PARTS = ("small", "calls", "norms", "perceptron", "decoder", "gather", "blocks", "ddp", "layouts")
 _WITH_SIDES = "gather, blocks and ddp"  # which, like layouts, are over a network
 # Of part layouts: a kind of model, and how it is split among the ranks.
 MODELS = (
@@ -72,7 +72,13 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     if unfit and "decoder" in parts:
         raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
     over_network = {"gather": _gather, "blocks": _blocks, "ddp": _ddp, "layouts": _layouts}
-    in_memory = {"small": _small, "calls": _calls, "perceptron": _perceptron, "decoder": _decoder}
+    in_memory = {
+        "small": _small,
+        "calls": _calls,
+        "norms": _norms,
+        "perceptron": _perceptron,
+        "decoder": _decoder,
+    }
     for part in parts:
         if part in over_network:
             yield from over_network[part](arguments)
@@ -106,12 +112,24 @@ def _small(arguments: argparse.Namespace, ranks: int) -> Row:
 
 def _calls(arguments: argparse.Namespace, ranks: int) -> Row:
     """all_reduces one after the other, each alone. The floor is the same call from C++."""
-    options = {"model": "chain", "width": _CHAINED_BYTES // 4, "chained": _CHAINED, "calls": 100}
+    options = {"model": "chain", "width": _CHAINED_BYTES // 4, "chained": _CHAINED, "norms": False, "calls": 100}
     options["variants"] = _MODEL_VARIANTS
     steps = _steps(arguments, [RankSetup()] * ranks, options, "graph_models")
     figures = {name: 1e3 * (step - steps["bare"]) / _CHAINED for name, step in steps.items()}
     floor = 1e6 * _call_from_cpp(ranks, arguments)
     return _row("all_reduce of 16 KiB in a package", ranks, "call", "us", _CHAINED_BYTES, figures, floor, PACKAGE)
+
+
+def _norms(arguments: argparse.Namespace, ranks: int) -> Row:
+    """The same, with a sum and an RMSNorm after each. The floor is without these: what a kernel that fuses all three
+    could reach at best.
+    """
+    options = {"model": "chain", "width": _CHAINED_BYTES // 4, "chained": _CHAINED, "norms": True, "calls": 100}
+    options["variants"] = [*_MODEL_VARIANTS, "alone muster"]
+    steps = _steps(arguments, [RankSetup()] * ranks, options, "graph_models")
+    figures = {name: 1e3 * step / _CHAINED for name, step in steps.items()}
+    case = "all_reduce of 16 KiB, sum and RMSNorm in a package"
+    return _row(case, ranks, "each", "us", _CHAINED_BYTES, figures, figures["alone muster"], PACKAGE)
 
 
 def _call_from_cpp(ranks: int, arguments: argparse.Namespace) -> float:

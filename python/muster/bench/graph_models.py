@@ -71,16 +71,22 @@ class Decoder(nn.Module):
 
 
 class Chain(nn.Module):
-    """all_reduces that need each other, with nothing between them."""
+    """all_reduces that need each other. `norms`: a sum and an RMSNorm after each, as in a decoder."""
 
-    def __init__(self, ranks: int, group: Any, calls: int) -> None:
+    def __init__(self, ranks: int, group: Any, calls: int, width: int, norms: bool = False) -> None:
         super().__init__()
-        self.group, self.calls = group, calls
+        self.group = group
+        self.steps = nn.ModuleList(nn.RMSNorm(width) if norms else nn.Identity() for _ in range(calls))
+        self.norms = norms
 
     def forward(self, x: Tensor) -> Tensor:
+        residual = x
         x = x * 2
-        for _ in range(self.calls):
+        for step in self.steps:
             x = _summed(x, self.group)
+            if self.norms:
+                residual = residual + x
+                x = step(residual)
         return x
 
 
@@ -94,6 +100,7 @@ def _summed(x: Tensor, group: Any) -> Tensor:
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A variant is a compiler and a backend of torch.distributed. "package" is a package of muster.graph.package().
     "bare" is a package without collectives, "whole" is a package of the whole model that one rank runs alone.
+    "alone muster" is a package of the collectives without the norms between them.
     """
     prepare()
     width = options["width"]
@@ -103,13 +110,13 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
         model = partial(Decoder, width, head=options["head"], layers=options["layers"])
         inputs = *inputs, torch.tensor([_CONTEXT // 2])
     elif options["model"] == "chain":
-        model = partial(Chain, calls=options["chained"])
+        model = partial(Chain, calls=options["chained"], width=width, norms=options["norms"])
     else:
         model = partial(Perceptron, width)
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(dist.get_rank())
         ranks = dist.get_world_size()
-        weights = model(ranks, None)
+        weights = dict(model(ranks, None).named_parameters())
         steps: dict[str, Callable[[], Any]] = {}
         for variant in options["variants"]:
             compiler, _, backend = variant.partition(" ")
@@ -117,12 +124,12 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
             if compiler == "whole":
                 steps[variant] = _packaged(model(1, None), inputs, folder) if dist.get_rank() == 0 else _nothing
                 continue
-            own = model(ranks, group)
-            for parameter, shared in zip(own.parameters(), weights.parameters(), strict=True):
-                parameter.data = shared.data
-            packs = compiler in ("package", "bare")
+            own = Chain(ranks, group, options["chained"], width) if compiler == "alone" else model(ranks, group)
+            for name, parameter in own.named_parameters():
+                parameter.data = weights[name].data
+            packs = compiler in ("package", "bare", "alone")
             steps[variant] = _packaged(own, inputs, folder, group) if packs else compiled(own, compiler, *inputs)
-        yield medians(steps, "eager muster", ("bare", "whole"), options["rounds"], options["calls"])
+        yield medians(steps, "eager muster", ("bare", "whole", "alone muster"), options["rounds"], options["calls"])
 
 
 def _packaged(model: nn.Module, inputs: tuple[Tensor, ...], folder: str, group: Any = None) -> Callable[[], Any]:
