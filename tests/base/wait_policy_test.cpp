@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "io/yields.h"
 
 namespace muster {
@@ -74,6 +76,38 @@ TEST(AdaptiveWait, YieldsAFewTimesBeforeAPark) {
   EXPECT_EQ(test::yields() - before, kYieldsBeforePark);
   EXPECT_TRUE(wait.yield([] { return true; }));
   EXPECT_EQ(test::yields() - before, kYieldsBeforePark + 1);
+}
+
+/// One wait of a link that parks, and is woken after `sleep`. Returns how long it polled before.
+Duration spin_and_park(LinkSpin& spin, TimePoint& now, Duration sleep) {
+  spin.restart(now);
+  const TimePoint begin = now;
+  while (!spin.is_over(now)) now = now + 10us;
+  const Duration spun = now - begin;
+  spin.park(now);
+  now = now + sleep;
+  spin.wake(now);
+  return spun;
+}
+
+TEST(LinkSpin, GrowsAfterShortSleepsAndShrinksAfterLongOnes) {
+  LinkSpin spin;
+  TimePoint now = steady_clock().now();
+  std::vector<Duration> spins;
+  for (const Duration sleep : {100us, 100us, 100us, 100us, 5000us, 5000us, 5000us}) {
+    spins.push_back(spin_and_park(spin, now, sleep));
+  }
+  EXPECT_EQ(spins, (std::vector<Duration>{50us, 100us, 200us, 200us, 200us, 100us, 50us}));
+}
+
+TEST(LinkSpin, CountsOnlySleepsAfterASpin) {
+  LinkSpin spin;
+  const TimePoint now = steady_clock().now();
+  spin.park(now);
+  spin.restart(now + 10us);
+  spin.wake(now + 20us);
+  spin.restart(now);
+  EXPECT_TRUE(spin.is_over(now + kMinLinkSpin));
 }
 
 TEST(PollWait, YieldsAfterSomeIdlePolls) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "muster/base/clock.h"
 
@@ -14,7 +16,7 @@ namespace muster {
 //   waiter               spins                        yields                      parks
 //   host communicator    32 to 3000 polls, adaptive   at most 4 times             on a futex, 2 ms at a time
 //   loop with pollers    8 polls                      after every further poll    never while it has pollers
-//   shm link             50 us, as a loop's poller    as its loop does            until the peer sends a doorbell
+//   shm link             50 to 200 us, adaptive       as its loop does            until the peer sends a doorbell
 //   P2P engine           64 polls                     after every further poll    when its loop has no pollers
 //
 // Loops of messages and remote calls (io/loop_driver.h) also yield at their first idle poll after a wake, and after
@@ -38,8 +40,9 @@ inline constexpr Duration kParkSlice = 2ms;
 inline constexpr Duration kFirstParkSlice = 200us;
 /// After so many idle spins a rank reads again which cores the ranks may use.
 inline constexpr unsigned kIdleSpinsPerCoreCheck = 64;
-/// An end of a shm link polls for this long after the last bytes: a multiple of the cost of being woken.
-inline constexpr Duration kLinkSpin = 50us;
+/// An end of a shm link polls for so long after the last bytes: a multiple of the cost of being woken.
+inline constexpr Duration kMinLinkSpin = 50us;
+inline constexpr Duration kMaxLinkSpin = 200us;
 /// Idle polls of a loop, and of the P2P engine, before the thread yields.
 inline constexpr int kLoopPolls = 8;
 inline constexpr int kMessagePolls = 64;
@@ -114,6 +117,32 @@ class AdaptiveWait {
   YieldBudget yields_;
   int max_spins_ = 0;
   int spins_ = 0;
+};
+
+/// How long an end of a shm link polls before it parks. If bytes come so soon after it has parked that the longest spin
+/// would have found them, the next spin is twice as long; if they come later, half as long. So two ends that compute
+/// for a while between their messages stay awake, and an end that waits for long does not waste its core.
+class LinkSpin {
+ public:
+  /// Bytes have moved, or are expected.
+  void restart(TimePoint now) {
+    until_ = now + length_;
+    parked_at_.reset();
+  }
+  bool is_over(TimePoint now) const { return now >= until_; }
+  /// The spin is over, and the end parks.
+  void park(TimePoint now) { parked_at_ = now; }
+  /// The peer's doorbell has woken this end.
+  void wake(TimePoint now) {
+    if (!parked_at_) return;
+    const bool soon = now - *std::exchange(parked_at_, std::nullopt) < kMaxLinkSpin;
+    length_ = soon ? std::min(2 * length_, kMaxLinkSpin) : std::max(length_ / 2, kMinLinkSpin);
+  }
+
+ private:
+  Duration length_ = kMinLinkSpin;
+  TimePoint until_;
+  std::optional<TimePoint> parked_at_;
 };
 
 /// For a thread that polls many sources in turn. After `polls` idle polls in a row, the thread yields after every

@@ -90,12 +90,12 @@ class ShmLink final : public LinkBase {
 
   // ---- waiting
 
-  /// Starts to poll the rings if an operation is pending. After kLinkSpin without bytes, poll() parks.
+  /// Starts to poll the rings if an operation is pending. After a while without bytes, poll() parks.
   void update_polling() {
     if (!rings_ || (!sending() && !receiving())) return stop_polling();
     const bool asleep = (!sending() || rings_->out.parked()) && (!receiving() || rings_->in.parked());
     if (poller_ != 0 || asleep) return;
-    spin_until_ = loop_.clock().now() + kLinkSpin;
+    spin_.restart(loop_.clock().now());
     const auto rest = [this] {
       park();
       run_completions();
@@ -111,8 +111,11 @@ class ShmLink final : public LinkBase {
     if (is_open()) move_sends();
     if (is_open() && poller_ != 0) {
       const TimePoint now = loop_.clock().now();
-      if (moved_) spin_until_ = now + kLinkSpin;
-      if (now >= spin_until_) park();
+      if (moved_) spin_.restart(now);
+      if (spin_.is_over(now)) {
+        spin_.park(now);
+        park();
+      }
     }
     const bool moved = moved_;
     run_completions();
@@ -156,6 +159,7 @@ class ShmLink final : public LinkBase {
       begin_drain(link_error(read.error(), peer()));
     }
     if (is_open() && rings_) {
+      spin_.wake(loop_.clock().now());
       stay_awake();
       core_.forget();
       pump_receives();
@@ -234,7 +238,7 @@ class ShmLink final : public LinkBase {
   FrameParser frames_;
   std::optional<Rings> rings_;  // at the acceptor they arrive shortly after the link
   Loop::PollerId poller_ = 0;   // 0: none
-  TimePoint spin_until_;
+  LinkSpin spin_;
   bool moved_ = false;  // true if bytes moved since the last poll
   CpuMigrator core_;
 };
