@@ -79,10 +79,10 @@ TEST(AdaptiveWait, YieldsAFewTimesBeforeAPark) {
 }
 
 /// One wait of a link that parks, and is woken after `sleep`. Returns how long it polled before.
-Duration spin_and_park(LinkSpin& spin, TimePoint& now, Duration sleep) {
+Duration spin_and_park(LinkSpin& spin, TimePoint& now, Duration sleep, Duration poll = 1us) {
   spin.restart(now);
   const TimePoint begin = now;
-  while (!spin.is_over(now)) now = now + 10us;
+  while (!spin.is_over(now)) now = now + poll;
   const Duration spun = now - begin;
   spin.park(now);
   now = now + sleep;
@@ -98,6 +98,16 @@ TEST(LinkSpin, GrowsAfterShortSleepsAndShrinksAfterLongOnes) {
     spins.push_back(spin_and_park(spin, now, sleep));
   }
   EXPECT_EQ(spins, (std::vector<Duration>{50us, 100us, 200us, 200us, 200us, 100us, 50us}));
+}
+
+TEST(LinkSpin, StaysShortOnASharedCore) {
+  LinkSpin spin;
+  TimePoint now = steady_clock().now();
+  EXPECT_EQ(spin_and_park(spin, now, 100us), 50us);
+  EXPECT_EQ(spin_and_park(spin, now, 100us, 25us), 100us);
+  EXPECT_EQ(spin_and_park(spin, now, 100us, 25us), 50us);
+  EXPECT_EQ(spin_and_park(spin, now, 100us), 50us);
+  EXPECT_EQ(spin_and_park(spin, now, 100us), 100us);
 }
 
 TEST(LinkSpin, CountsOnlySleepsAfterASpin) {

@@ -43,6 +43,8 @@ inline constexpr unsigned kIdleSpinsPerCoreCheck = 64;
 /// An end of a shm link polls for so long after the last bytes: a multiple of the cost of being woken.
 inline constexpr Duration kMinLinkSpin = 50us;
 inline constexpr Duration kMaxLinkSpin = 200us;
+/// If so much time passes between two polls of a thread, others have run on its core.
+inline constexpr Duration kOthersRan = 15us;
 /// Idle polls of a loop, and of the P2P engine, before the thread yields.
 inline constexpr int kLoopPolls = 8;
 inline constexpr int kMessagePolls = 64;
@@ -121,27 +123,35 @@ class AdaptiveWait {
 
 /// How long an end of a shm link polls before it parks. If bytes come so soon after it has parked that the longest spin
 /// would have found them, the next spin is twice as long; if they come later, half as long. So two ends that compute
-/// for a while between their messages stay awake, and an end that waits for long does not waste its core.
+/// for a while between their messages stay awake, and an end that waits for long does not waste its core. Nor does one
+/// that shares its core: if other threads ran between two polls, the next spin is half as long, too.
 class LinkSpin {
  public:
   /// Bytes have moved, or are expected.
   void restart(TimePoint now) {
     until_ = now + length_;
+    polled_at_ = now;
+    alone_ = true;
     parked_at_.reset();
   }
-  bool is_over(TimePoint now) const { return now >= until_; }
+  /// Called at each poll. True if the spin is over.
+  bool is_over(TimePoint now) {
+    alone_ = alone_ && now - std::exchange(polled_at_, now) < kOthersRan;
+    return now >= until_;
+  }
   /// The spin is over, and the end parks.
   void park(TimePoint now) { parked_at_ = now; }
   /// The peer's doorbell has woken this end.
   void wake(TimePoint now) {
     if (!parked_at_) return;
-    const bool soon = now - *std::exchange(parked_at_, std::nullopt) < kMaxLinkSpin;
-    length_ = soon ? std::min(2 * length_, kMaxLinkSpin) : std::max(length_ / 2, kMinLinkSpin);
+    const bool longer = alone_ && now - *std::exchange(parked_at_, std::nullopt) < kMaxLinkSpin;
+    length_ = longer ? std::min(2 * length_, kMaxLinkSpin) : std::max(length_ / 2, kMinLinkSpin);
   }
 
  private:
   Duration length_ = kMinLinkSpin;
-  TimePoint until_;
+  TimePoint until_, polled_at_;
+  bool alone_ = true;
   std::optional<TimePoint> parked_at_;
 };
 
