@@ -196,10 +196,16 @@ class PyValue final : public rpc::WritableValue {
 };
 
 /// The error of a call as Python's.
+/// Text of another worker, which may be no UTF-8.
+py::str text_of(const std::string& bytes) {
+  return py::reinterpret_steal<py::str>(
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
+}
+
 [[noreturn]] void raise_call_error(const rpc::CallError& error) {
   if (error.type.empty()) throw_error(error.error);
-  const py::object exception =
-      serving().attr("rebuild")(error.type, error.error.message, error.error.context, error.traceback);
+  const py::object exception = serving().attr("rebuild")(text_of(error.type), text_of(error.error.message),
+                                                         error.error.context, text_of(error.traceback));
   PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
   throw py::error_already_set();
 }
@@ -394,8 +400,7 @@ class PyAgent {
   std::shared_ptr<Autograd> autograd_;
 };
 
-std::unique_ptr<PyAgent> join(rpc::EndpointOptions options,
-                              const std::optional<c10::intrusive_ptr<c10d::Store>>& store,
+std::unique_ptr<PyAgent> join(rpc::EndpointOptions options, const std::optional<c10::intrusive_ptr<c10d::Store>>& store,
                               const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& process_group,
                               double lease) {
   if (process_group) options.relay = value_or_throw(rpc::relay_over(*process_group));

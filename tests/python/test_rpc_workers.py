@@ -22,7 +22,7 @@ from rpc_workers import run_workers
 
 import muster
 from muster import rpc
-from muster.rpc import _calls, _leaving
+from muster.rpc import _agent, _calls, _leaving
 
 forks.preload("muster.rpc")
 
@@ -40,6 +40,31 @@ rpc.export(OwnError)
 
 
 # ---- futures, coroutines
+
+
+def test_a_callback_that_fails_keeps_no_other_from_running(caplog: pytest.LogCaptureFixture) -> None:
+    future: rpc.Future[int] = rpc.Future()
+    called = []
+    future.add_done_callback(lambda _: 1 // 0)
+    future.add_done_callback(called.append)
+    future.set_result(1)
+    assert called == [future]
+    assert "ZeroDivisionError" in caplog.text
+
+
+@rpc.export
+def fail_at_length(shift: int) -> None:
+    raise ValueError("." * shift + "ä" * 5000)
+
+
+def _reads_long_errors(rank: int) -> None:
+    for shift in range(2):
+        with pytest.raises(ValueError, match=r"^\.?ä{2000,2048}$"):
+            rpc.rpc_sync(f"w{1 - rank}", fail_at_length, (shift,))
+
+
+def test_long_error_messages_end_with_a_whole_character() -> None:
+    run_workers(2, _reads_long_errors)
 
 
 @rpc.export
@@ -161,11 +186,11 @@ def _watches_too_late(rank: int) -> None:
         return
     call = _calls.rpc_async
 
-    def call_once_it_has_left(to: Any, func: Any, **options: Any) -> Any:
+    def call_once_it_has_left(to: Any, func: Any, *arguments: Any, **options: Any) -> Any:
         if func is _leaving.watch:
             rpc.rpc_one_way(other, release)
             wait_until(lambda: len(rpc.workers()) == 1)
-        return call(to, func, **options)
+        return call(to, func, *arguments, **options)
 
     _calls.rpc_async = call_once_it_has_left  # type: ignore[assignment]
 
@@ -192,6 +217,48 @@ def _dies_while_others_leave(rank: int) -> Any:
 
 def test_a_worker_that_dies_ends_the_shutdown_of_the_others() -> None:
     run_workers(3, _dies_while_others_leave, lost=(2,))
+
+
+@rpc.export
+def arrived() -> int:
+    return len(_agent.current().leaving.arrivals)
+
+
+@rpc.export
+def hold() -> None:
+    assert _released.wait(60)
+
+
+def _dies_in_its_own_shutdown(rank: int) -> Any:
+    if rank == 2:
+        wait_until(lambda: rpc.rpc_sync("w0", arrived) == 2)
+        pending = rpc.rpc_async("w1", hold)
+        threading.Thread(target=rpc.shutdown, daemon=True).start()
+        wait_until(lambda: _agent.current().leaving.shutting_down.done())
+        assert not pending.done()
+        die()
+    with pytest.raises(muster.Error, match="w2"):
+        rpc.shutdown()
+    _released.set()
+    rpc.init_rpc(f"again{rank}", store=torch.distributed.HashStore())
+
+
+def test_a_worker_that_dies_in_its_own_shutdown_ends_that_of_the_others() -> None:
+    run_workers(3, _dies_in_its_own_shutdown, lost=(2,))
+
+
+def _left_early(rank: int) -> Any:
+    if rank == 2:
+        rpc.shutdown(graceful=False)
+    else:
+        wait_until(lambda: len(rpc.workers()) == 2)
+        with pytest.raises(muster.PeerLostError, match="1 of 3 workers left early"):
+            rpc.shutdown()
+    rpc.init_rpc(f"again{rank}", store=torch.distributed.HashStore())
+
+
+def test_a_worker_that_has_left_early_ends_the_shutdown_of_the_others() -> None:
+    run_workers(3, _left_early)
 
 
 def _dies_in_a_call(rank: int) -> Any:

@@ -127,6 +127,23 @@ TEST(Wire, RefusesInvalidBatchHeaders) {
   EXPECT_FALSE(header(kMessageHeaderBytes, 1));
 }
 
+TEST(Wire, LongErrorsAreCutBetweenCharacters) {
+  std::string text;
+  while (text.size() < 20'000) text += "\u00e4x\u20ac";  // characters of two, one and three bytes
+  for (const size_t shift : {0, 1, 2, 3, 4, 5}) {
+    CallError error{{ErrorCode::kInternal, std::string(shift, '.') + text}, "T", text + std::string(shift, '.')};
+    const auto parsed = parse_error(encode_error(error));
+    ASSERT_TRUE(parsed);
+    const std::string& message = parsed->error.message;
+    EXPECT_TRUE(error.error.message.starts_with(message));
+    EXPECT_GE(message.size(), 4000u);
+    EXPECT_NE(static_cast<uint8_t>(error.error.message[message.size()]) & 0xc0, 0x80) << shift;
+    EXPECT_TRUE(error.traceback.ends_with(parsed->traceback));
+    EXPECT_GE(parsed->traceback.size(), 4000u);
+    EXPECT_NE(static_cast<uint8_t>(parsed->traceback[0]) & 0xc0, 0x80) << shift;
+  }
+}
+
 TEST(Wire, ErrorsKeepTypeAndTheEndOfATraceback) {
   const CallError error{
       {ErrorCode::kNotFound, "no such row", kNoRank, {}}, "KeyError", std::string(100'000, 'x') + "end"};

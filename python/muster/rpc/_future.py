@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from muster import _C
 
 T = TypeVar("T")
+_log = logging.getLogger("muster.rpc")
 
 
 class Future(Generic[T]):
@@ -110,7 +112,10 @@ class Future(Generic[T]):
             self._ended.set()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # the others are called all the same
+                _log.exception("a callback of a future failed")
 
 
 class CallFuture(Future[T]):

@@ -2,7 +2,8 @@
 
 The worker with the lowest id collects the arrivals: each worker calls leave() there, which returns when all have
 arrived. To notice a worker that dies instead, the collector calls watch() at each worker that has not arrived. watch()
-returns when the worker shuts down, and fails with the worker.
+fails with the worker. Before the collector arrives itself, watch() returns when the worker begins to shut down, because
+the collector first waits for its own calls. After that it returns when the worker has left.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ class State:
 
     def __init__(self) -> None:
         self.shutting_down: Future[None] = Future()
+        self.left: Future[None] = Future()
         self.lock = threading.Lock()
         self.arrivals: dict[str, Future[None]] = {}  # at the collector, by name
         self.lost: set[str] = set()
         self.failure: BaseException | None = None
         self.all_known = threading.Event()  # each worker has arrived, or is lost
-        self.watching: threading.Thread | None = None  # at the collector
+        self.watching: list[threading.Thread] = []  # at the collector
 
     def note(self, world_size: int) -> None:
         if len(self.arrivals.keys() | self.lost) >= world_size:
@@ -42,23 +44,26 @@ def leave_together(name: str, world_size: int, timeout: float) -> None:
     """Returns when all workers have called it. Raises what has ended a worker before that."""
     state = _agent.current().leaving
     state.shutting_down.set_result(None)
-    _agent.current().agent.wait_for_calls(timeout)  # so functions that these calls run find all workers
-    collector = workers()[0]
     try:
-        _calls.rpc_sync(collector, leave, (name, world_size), timeout=timeout)
-    except BaseException:
-        if collector.name == name:
-            state.all_known.wait(_REPORT_TIME)
-        raise
+        _agent.current().agent.wait_for_calls(timeout)  # so functions that these calls run find all workers
+        collector = workers()[0]
+        try:
+            _calls.rpc_sync(collector, leave, (name, world_size), timeout=timeout)
+        except BaseException:
+            if collector.name == name:
+                state.all_known.wait(_REPORT_TIME)
+            raise
     finally:
-        if state.watching is not None:
-            state.watching.join()  # a thread that is in a call when the interpreter ends would abort the process
+        state.left.set_result(None)
+        for thread in state.watching:
+            thread.join()  # a thread that is in a call when the interpreter ends would abort the process
 
 
 @export
 @functions.async_execution
-def watch() -> Future[None]:
-    return _agent.current().leaving.shutting_down
+def watch(until_left: bool) -> Future[None]:
+    state = _agent.current().leaving
+    return state.left if until_left else state.shutting_down
 
 
 @export
@@ -72,9 +77,11 @@ def leave(name: str, world_size: int) -> Future[None]:
         everyone = list(state.arrivals.values()) if len(state.arrivals) == world_size else []
         failure = state.failure
         state.note(world_size)
-        if first and not everyone:
-            state.watching = threading.Thread(target=_watch_others, args=(state, world_size), name="muster-rpc-leave")
-            state.watching.start()
+        itself = name == _agent.current().agent.name
+        if (first or itself) and not everyone:
+            thread = threading.Thread(target=_watch_others, args=(state, world_size, itself), name="muster-rpc-leave")
+            state.watching.append(thread)
+            thread.start()
     if failure is not None:
         done.set_exception(failure.with_traceback(None))  # all workers get the same exception
     for arrival in everyone:
@@ -83,25 +90,35 @@ def leave(name: str, world_size: int) -> Future[None]:
     return done
 
 
-def _watch_others(state: State, world_size: int) -> None:
+def _watch_others(state: State, world_size: int, until_left: bool) -> None:
     try:
         present = workers()
     except muster_errors.Error:
         return  # the store is gone, but the workers may still be able to leave
+    missing = world_size - len({worker.name for worker in present} | state.arrivals.keys())
+    if missing > 0:
+        _fail(state, world_size, muster_errors.PeerLostError(f"{missing} of {world_size} workers left early"))
     for worker in present:
         if worker.name not in state.arrivals and state.failure is None:
-            future = _calls.rpc_async(worker, watch, timeout=0)
-            future.add_done_callback(functools.partial(_on_end, state, world_size, worker.name))
+            future = _calls.rpc_async(worker, watch, (until_left,), timeout=0)
+            future.add_done_callback(functools.partial(_on_end, state, world_size, worker.name, until_left))
 
 
-def _on_end(state: State, world_size: int, name: str, future: Future[Any]) -> None:
+def _on_end(state: State, world_size: int, name: str, until_left: bool, future: Future[Any]) -> None:
     try:
         future.wait()
+        if not until_left or name in state.arrivals:
+            return
+        raise muster_errors.PeerLostError(f"worker {name!r} left early: its shutdown() failed")
     except Exception as error:
-        with state.lock:
-            state.failure = error
-            state.lost.add(name)
-            arrivals = [arrival for arrival in state.arrivals.values() if not arrival.done()]
-            state.note(world_size)
-        for arrival in arrivals:
-            arrival.set_exception(error.with_traceback(None))
+        _fail(state, world_size, error, name)
+
+
+def _fail(state: State, world_size: int, error: Exception, *lost: str) -> None:
+    with state.lock:
+        state.failure = error
+        state.lost.update(lost)
+        arrivals = [arrival for arrival in state.arrivals.values() if not arrival.done()]
+        state.note(world_size)
+    for arrival in arrivals:
+        arrival.set_exception(error.with_traceback(None))

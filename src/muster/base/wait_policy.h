@@ -121,38 +121,39 @@ class AdaptiveWait {
   int spins_ = 0;
 };
 
-/// How long an end of a shm link polls before it parks. If bytes come so soon after it has parked that the longest spin
-/// would have found them, the next spin is twice as long; if they come later, half as long. So two ends that compute
-/// for a while between their messages stay awake, and an end that waits for long does not waste its core. Nor does one
-/// that shares its core: if other threads ran between two polls, the next spin is half as long, too.
+/// How long an end of a shm link polls before it parks. If the longest spin would have found the bytes that end a
+/// sleep, the next spin is twice as long; otherwise it is half as long. So two ends that compute for a while between
+/// their messages stay awake, and an end that waits for long does not waste its core. Nor does one that shares its
+/// core: if other threads have run between two polls, the next spin is half as long, too.
 class LinkSpin {
  public:
-  /// Bytes have moved, or are expected.
-  void restart(TimePoint now) {
-    until_ = now + length_;
-    polled_at_ = now;
-    alone_ = true;
-    parked_at_.reset();
+  /// Bytes have moved, or are expected. The spin begins with the next poll: the thread may have work to do before.
+  void restart() {
+    begun_.reset();
+    parked_ = false;
   }
-  /// Called at each poll. True if the spin is over.
+  /// Called at each poll that finds nothing. True if the spin is over.
   bool is_over(TimePoint now) {
-    alone_ = alone_ && now - std::exchange(polled_at_, now) < kOthersRan;
-    return now >= until_;
+    alone_ = !begun_ || (alone_ && now - polled_at_ <= kOthersRan);
+    polled_at_ = now;
+    if (!begun_) begun_ = now;
+    return now - *begun_ >= length_;
   }
   /// The spin is over, and the end parks.
-  void park(TimePoint now) { parked_at_ = now; }
-  /// The peer's doorbell has woken this end.
+  void park() { parked_ = true; }
+  /// The peer has woken this end.
   void wake(TimePoint now) {
-    if (!parked_at_) return;
-    const bool longer = alone_ && now - *std::exchange(parked_at_, std::nullopt) < kMaxLinkSpin;
+    if (!std::exchange(parked_, false)) return;
+    const bool longer = alone_ && now - *begun_ < kMaxLinkSpin;
     length_ = longer ? std::min(2 * length_, kMaxLinkSpin) : std::max(length_ / 2, kMinLinkSpin);
   }
 
  private:
   Duration length_ = kMinLinkSpin;
-  TimePoint until_, polled_at_;
-  bool alone_ = true;
-  std::optional<TimePoint> parked_at_;
+  std::optional<TimePoint> begun_;
+  TimePoint polled_at_;
+  bool alone_ = true;  ///< no other thread has run on this core during the spin
+  bool parked_ = false;
 };
 
 /// For a thread that polls many sources in turn. After `polls` idle polls in a row, the thread yields after every

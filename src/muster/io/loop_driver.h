@@ -106,7 +106,7 @@ class LoopDriver {
   /// For a task: true if this thread will run another task before it drives the loop.
   bool runs_more_tasks() const { return on_own_thread() && driven_by_ == DrivenBy::kNoThread && !tasks_.empty(); }
   /// For a task that waits for something else than the loop: while this exists, the task does not count as running. On
-  /// other threads it has no effect.
+  /// other threads it has no effect. Takes the lock itself.
   class BlockedTask {
    public:
     explicit BlockedTask(LoopDriver& driver) : driver_(driver) { pause(true); }

@@ -19,7 +19,7 @@ Standby::Standby(Duration nap, std::function<bool()> has_task, std::function<Act
     : nap_(nap), has_task_(std::move(has_task)), activity_(std::move(activity)) {}
 
 void Standby::rest(Lock& lock, Rest& state) {
-  while (has_thread()) {
+  while (has_thread() && !stopped_) {
     ++idle_;
     replace_.wait(lock);
     --idle_;

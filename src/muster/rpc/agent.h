@@ -102,9 +102,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   /// Waits until `count` workers have called barrier() with this name.
   virtual Result<> barrier(const std::string& name, int count, const Deadline& deadline) = 0;
 
-  /// Waits until `done()`, or until the deadline. It drives the links meanwhile, so a brief function may run here.
-  /// `done` is called often and with a lock of the agent, so it must be cheap, as reading an atomic is. It is called
-  /// again after each brief function and each call that ends.
+  /// Waits until `done()`, until this worker leaves, or until the deadline. It drives the links meanwhile, so a brief
+  /// function may run here. `done` is called often and with a lock of the agent, so it must be cheap, as reading an
+  /// atomic is. It is called again after each brief function and each call that ends.
   virtual void wait_until(const std::function<bool()>& done, const Deadline& deadline) = 0;
   /// Waits until all calls of this worker have ended.
   virtual Result<> wait_for_calls(const Deadline& deadline) = 0;

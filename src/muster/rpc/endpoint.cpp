@@ -125,7 +125,8 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
 
   void wait_until(const std::function<bool()>& done, const Deadline& deadline) override {
     LoopDriver::Lock lock = driver_.lock();
-    driver_.wait_until(lock, done, deadline);
+    driver_.wait_until(
+        lock, [&] { return closed_ || done(); }, deadline);
     driver_.run_callbacks(lock);
   }
 

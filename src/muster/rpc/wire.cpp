@@ -142,13 +142,33 @@ Result<ParsedMessage> parse_message(ByteView& batch, uint64_t max_bytes) {
 
 // ---- errors
 
+namespace {
+
+constexpr size_t kMaxErrorText = kMaxInlineBytes / 4;
+
+/// True if a UTF-8 character begins at this place, or the text ends there.
+bool is_boundary(std::string_view text, size_t place) {
+  return place >= text.size() || (static_cast<uint8_t>(text[place]) & 0xc0) != 0x80;
+}
+
+std::string_view beginning_of(std::string_view text) {
+  size_t end = std::min(text.size(), kMaxErrorText);
+  while (end > 0 && !is_boundary(text, end)) --end;
+  return text.substr(0, end);
+}
+
+std::string_view end_of(std::string_view text) {
+  size_t begin = text.size() - std::min(text.size(), kMaxErrorText);
+  while (!is_boundary(text, begin)) ++begin;
+  return text.substr(begin);
+}
+
+}  // namespace
+
 Message encode_error(const CallError& error) {
-  const auto shortened = [](const std::string& text) { return std::string_view(text).substr(0, kMaxInlineBytes / 4); };
   Writer out;
-  out.put(error.error.code).put_string(shortened(error.error.message)).put_string(shortened(error.type));
-  // The end of a traceback says more than its beginning.
-  const size_t cut = error.traceback.size() - std::min(error.traceback.size(), kMaxInlineBytes / 4);
-  out.put_string(std::string_view(error.traceback).substr(cut));
+  out.put(error.error.code).put_string(beginning_of(error.error.message)).put_string(beginning_of(error.type));
+  out.put_string(end_of(error.traceback));  // it says more than the beginning
   return Message{out.take(), {}};
 }
 

@@ -25,7 +25,8 @@ namespace {
 
 constexpr Duration kDescriptorTimeout = std::chrono::milliseconds(100);
 
-/// Of its 19 private functions, seven implement LinkBase; the others are the steps of setting up, pumping and waiting.
+/// Of its many private functions, seven implement LinkBase; the others are the steps of setting up, pumping and
+/// waiting.
 class ShmLink final : public LinkBase {
  public:
   ShmLink(Loop& loop, NegotiatedLink negotiated)
@@ -78,6 +79,7 @@ class ShmLink final : public LinkBase {
       if (!moved) return end(link_error(moved.error(), peer()));
       if (*moved == 0) break;
       moved_ = true;
+      spin_.restart();
       budget -= std::min(budget, *moved);
       complete_done(operations);
       if (own_end.claim_wake()) {
@@ -95,7 +97,7 @@ class ShmLink final : public LinkBase {
     if (!rings_ || (!sending() && !receiving())) return stop_polling();
     const bool asleep = (!sending() || rings_->out.parked()) && (!receiving() || rings_->in.parked());
     if (poller_ != 0 || asleep) return;
-    spin_.restart(loop_.clock().now());
+    spin_.restart();
     const auto rest = [this] {
       park();
       run_completions();
@@ -109,13 +111,9 @@ class ShmLink final : public LinkBase {
     pump_receives();
     if (moved_ && rings_ && core_.is_shared_with(rings_->in.writer_core())) leave_core();
     if (is_open()) move_sends();
-    if (is_open() && poller_ != 0) {
-      const TimePoint now = loop_.clock().now();
-      if (moved_) spin_.restart(now);
-      if (spin_.is_over(now)) {
-        spin_.park(now);
-        park();
-      }
+    if (is_open() && poller_ != 0 && !moved_ && spin_.is_over(loop_.clock().now())) {
+      spin_.park();
+      park();
     }
     const bool moved = moved_;
     run_completions();
@@ -146,9 +144,7 @@ class ShmLink final : public LinkBase {
 
   void stop_polling() {
     if (poller_ != 0) loop_.remove_poller(std::exchange(poller_, 0));
-    if (!rings_) return;
-    rings_->in.park(false);
-    rings_->out.park(false);
+    if (rings_) stay_awake();
   }
 
   // ---- the socket
@@ -239,7 +235,7 @@ class ShmLink final : public LinkBase {
   std::optional<Rings> rings_;  // at the acceptor they arrive shortly after the link
   Loop::PollerId poller_ = 0;   // 0: none
   LinkSpin spin_;
-  bool moved_ = false;  // true if bytes moved since the last poll
+  bool moved_ = false;  // bytes have moved since the last poll began
   CpuMigrator core_;
 };
 
