@@ -59,5 +59,35 @@ def send_late(rank: int) -> None:
         assert torch.equal(product, x * 6)
 
 
+def send_equal_messages(rank: int) -> None:
+    """torch merges equal calls in graphs with gradients."""
+    weights = torch.ones(4, requires_grad=True)
+    message = torch.arange(4.0)
+
+    @torch.compile(fullgraph=True)
+    def send(weights: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
+        result = weights * message
+        for each in (message, message, 2 * message):
+            dist.send(each, 1)
+        return result.sum()
+
+    @torch.compile(fullgraph=True)
+    def receive(weights: torch.Tensor) -> torch.Tensor:
+        messages = [torch.zeros(4) for _ in range(3)]
+        for each in messages:
+            dist.recv(each, 0)
+        return (weights * (messages[0] + 10 * messages[1] + 100 * messages[2])).sum()
+
+    if rank == 0:
+        send(weights, message).backward()  # type: ignore[no-untyped-call]
+    else:
+        receive(weights).backward()  # type: ignore[no-untyped-call]
+        assert torch.equal(weights.grad, 211 * message)  # type: ignore[arg-type]
+
+
+def test_equal_messages_are_not_merged() -> None:
+    run_ranks(2, send_equal_messages, timeout=100)
+
+
 def test_memory_of_a_pending_send_is_not_used_again(tmp_path: Path) -> None:
     run_ranks(2, send_late, env={"MUSTER_TRANSPORT": "tcp", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, timeout=400)

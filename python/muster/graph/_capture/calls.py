@@ -5,7 +5,9 @@ A call becomes an operator and a wait: torch's own operator where there is one, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -291,11 +293,29 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: An
 # ---- messages
 
 
+_numbers: weakref.WeakKeyDictionary[Any, Iterator[int]] = weakref.WeakKeyDictionary()  # by the graph that is traced
+
+
+def _next_number() -> int:
+    """Of the calls of a graph. torch merges equal calls, but two equal messages are two messages."""
+    context = torch._guards.TracingContext.try_get()
+    return 0 if context is None else next(_numbers.setdefault(context, itertools.count()))
+
+
+# The compiler calls it. torch.compiler.assume_constant_result() would import the compiler.
+_next_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _exchange(ops: list[dist.P2POp]) -> list[Work]:
     group = _group(ops[0].group)
     sends = [op.op is dist.isend for op in ops]
     pending = torch.ops.muster.exchange(
-        [op.tensor for op in ops], sends, [op.group_peer for op in ops], [op.tag for op in ops], group.group_name
+        [op.tensor for op in ops],
+        sends,
+        [op.group_peer for op in ops],
+        [op.tag for op in ops],
+        _next_number(),
+        group.group_name,
     )
     return [
         Work([result], [[] if is_send else [op.tensor]], dist.get_global_rank(group, op.group_peer))

@@ -53,7 +53,7 @@ def _barrier(like: torch.Tensor, group_name: str) -> torch.Tensor:
 
 
 def _exchange(
-    tensors: list[torch.Tensor], sends: list[bool], peers: list[int], tags: list[int], group_name: str
+    tensors: list[torch.Tensor], sends: list[bool], peers: list[int], tags: list[int], number: int, group_name: str
 ) -> list[torch.Tensor]:
     return [
         tensor.new_empty([0]) if is_send else tensor.new_empty(tensor.shape)

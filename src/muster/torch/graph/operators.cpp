@@ -147,9 +147,10 @@ at::Tensor barrier(const at::Tensor& like, const std::string& group_name) {
   return pending(at::empty({0}, like.options()), group->barrier());
 }
 
-/// The messages begin in this order. The result of a send is empty, and stands for its end.
+/// The messages begin in this order. The result of a send is empty, and stands for its end. The number, which is not
+/// used here, makes each call of a graph different: torch would make one call of two equal ones.
 Tensors exchange(at::TensorList tensors, const c10::List<bool>& sends, at::IntArrayRef peers, at::IntArrayRef tags,
-                 const std::string& group_name) {
+                 int64_t /*number*/, const std::string& group_name) {
   const auto group = c10d::resolve_process_group(group_name);
   TORCH_CHECK_VALUE(sends.size() == tensors.size() && peers.size() == tensors.size() && tags.size() == tensors.size(),
                     "muster::exchange needs a peer, a tag and a direction for each tensor");
@@ -183,7 +184,7 @@ void define_operators() {
         "reduce_scatter_uneven(Tensor input, SymInt[] split_sizes, str reduce_op, int rank, str group_name) -> Tensor",
         TORCH_FN(reduce_scatter_uneven));
     define("barrier(Tensor like, str group_name) -> Tensor", TORCH_FN(barrier));
-    define("exchange(Tensor[] tensors, bool[] sends, int[] peers, int[] tags, str group_name) -> Tensor[]",
+    define("exchange(Tensor[] tensors, bool[] sends, int[] peers, int[] tags, int number, str group_name) -> Tensor[]",
            TORCH_FN(exchange));
     return made;
   }();
