@@ -37,6 +37,7 @@ SLOW_FILES = (
     "rpc_kills",
     "rpc_faults",
     "docs_run",
+    "graph_agreement",
     "graph_blocking",
     "graph_chunks",
     "graph_compiled",

@@ -180,7 +180,7 @@ def measure_while_compiling(rank: int) -> None:
         FakeTensorMode(),
     ):
         assert torch._C._dispatch_tls_is_dispatch_key_included(compiling)
-        options_of([dist.group.WORLD], muster.graph.Config())
+        options_of([dist.group.WORLD], muster.graph.Config(), torch.fx.symbolic_trace(torch.nn.Identity()))
     assert seen == [False]
 
 

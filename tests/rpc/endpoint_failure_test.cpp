@@ -104,14 +104,6 @@ TEST_F(RpcFailure, ANameBelongsToOneWorker) {
   EXPECT_EQ(start("a")->self().id, 2) << "ids are never used twice";
 }
 
-TEST_F(RpcFailure, AThreadThatWaitsReturnsWhenTheWorkerLeaves) {
-  const auto a = start("a");
-  std::thread waiting([&] { a->wait_until([] { return false; }, Deadline::never()); });
-  EXPECT_TRUE(a->shutdown(Deadline::after(kPatience)));
-  waiting.join();
-  a->wait_until([] { return false; }, Deadline::never());  // returns at once, too
-}
-
 TEST_F(RpcFailure, CallsWaitForAWorkerThatJoinsLater) {
   const auto a = start("a");
   const Future future = a->call("late", "echo", text("x"), {});

@@ -272,6 +272,13 @@ TEST_P(RpcEndpoint, DoesNotJoinIfItsSetupFails) {
   EXPECT_EQ(a_->workers(Deadline::after(kPatience))->size(), 2U);
 }
 
+TEST_P(RpcEndpoint, AThreadThatWaitsReturnsWhenTheWorkerLeaves) {
+  std::thread waiting([&] { a_->wait_until([] { return false; }, Deadline::never()); });
+  EXPECT_TRUE(a_->shutdown(Deadline::after(kPatience)));
+  waiting.join();
+  a_->wait_until([] { return false; }, Deadline::never());  // returns at once, too
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, RpcEndpoint, testing::Values("shm,tcp", "unix", "tcp", "striped"),
                          [](const auto& info) {
                            const std::string name = info.param;

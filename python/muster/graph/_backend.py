@@ -16,8 +16,8 @@ import torch.fx
 from torch.distributed import distributed_c10d as c10d
 
 from muster.graph._plan import NAMESPACES
-from muster.graph._plan.agreement import agree, are_equal
-from muster.graph._plan.costs import Costs, costs_of
+from muster.graph._plan.agreement import Digest, agree, compare
+from muster.graph._plan.costs import Costs, costs_of, unknown_costs
 
 # In Inductor's code: torch.ops.NAMESPACE.OPERATOR.default(BUFFER, ..., 'GROUP')
 _CALL = re.compile(rf"torch\.ops\.(?:{'|'.join(NAMESPACES)})\.(\w+)\.\w+\((.*)\)$", re.MULTILINE)
@@ -73,8 +73,7 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         groups = groups_of(graph)
         if not groups:
             return compile_fx_inner(graph, *arguments, **named)
-        keeps_order = not are_equal(groups, _digest(graph), config.timeout)
-        with inductor_config.patch(options_of(groups, config, keeps_order)):
+        with inductor_config.patch(options_of(groups, config, graph)):
             compiled = compile_fx_inner(graph, *arguments, **named)
         calls = _calls_of(getattr(compiled, "source_code", ""))
         for group in groups:
@@ -86,40 +85,54 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         return compile_fx(module, inputs, inner_compile=compile_planned)
 
 
-def _digest(graph: torch.fx.GraphModule) -> str:
-    """Of all that the plan depends on, except the costs: operators, and the sizes that they have in the example."""
-    lines = [f"{node.target} {_shapes(node.meta.get('val'))}" for node in graph.graph.nodes]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def _digest(graph: torch.fx.GraphModule, groups: list[Any]) -> Digest:
+    """Of all that the plan depends on, except the costs. Numbers among the arguments may differ by rank."""
+    places = {node: place for place, node in enumerate(graph.graph.nodes)}
+    names = {group.group_name: number for number, group in enumerate(groups)}
+    operators, sizes = [str([group.size() for group in groups])], []
+    for node in graph.graph.nodes:
+        inputs = [places[each] for each in node.all_input_nodes]
+        used = [names[each] for each in node.args if isinstance(each, str) and each in names]
+        tensors = [
+            each for each in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(each, torch.Tensor)
+        ]
+        operators.append(f"{node.target} {inputs} {used} {[each.dtype for each in tensors]}")
+        sizes.append(
+            str([[getattr(getattr(size, "node", None), "hint", size) for size in each.shape] for each in tensors])
+        )
+    return Digest(*(hashlib.sha256("\n".join(lines).encode()).hexdigest() for lines in (operators, sizes)))
 
 
-def _shapes(value: Any) -> list[Any]:
-    tensors = [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
-    return [[getattr(getattr(size, "node", None), "hint", size) for size in each.shape] for each in tensors]
+def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -> dict[str, Any]:
+    """Of Inductor, for a graph with collectives of these groups. All ranks of the groups must call it.
 
-
-def options_of(groups: list[Any], config: Config, keeps_order: bool = False) -> dict[str, Any]:
-    """Of Inductor, for a graph with collectives of these groups."""
+    What ranks decide must be equal. If their graphs differ in operators, nothing is merged, and collectives begin in
+    the order of the program; if only sizes differ, as in uneven parts, only the order is kept.
+    """
     from torch._dispatch.python import no_python_dispatcher
+    from torch._inductor import config as inductor_config
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+    same_operators, same_sizes = compare(groups, _digest(graph, groups), config.timeout)
     # The compiler's tensors have no data, and what is measured needs some. Its dispatcher keeps the GIL in collectives,
     # and Gloo's threads take the GIL with Gloo's mutex held, to drop tensors: a deadlock.
     with unset_fake_temporarily(), no_python_dispatcher():
-        costs = costs_of(groups)
-    options: dict[str, Any] = {}
-    options["post_grad_custom_post_pass"] = _rewriting(costs, config, config.overlap and not keeps_order)
-    if config.overlap:
+        costs = costs_of(groups) if same_operators else unknown_costs(groups)
+    overlap = config.overlap and not getattr(inductor_config, "deterministic", False)  # Inductor would skip the order
+    rewrite = _rewriting(costs, config, merges=config.buckets and same_operators, plans=overlap and same_sizes)
+    options: dict[str, Any] = {"post_grad_custom_post_pass": rewrite}
+    if overlap:
         folder = os.fspath(config.plans or os.environ.get("MUSTER_GRAPH_PLANS", ""))
         if folder and groups[0].rank() != 0:
             folder = ""
         if folder:
             options["force_disable_caches"] = True  # a graph from the cache has no plan
         options["reorder_for_compute_comm_overlap"] = True
-        options["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, keeps_order, folder)]
+        options["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, not same_sizes, folder)]
     return options
 
 
-def _rewriting(costs: Costs, config: Config, plans: bool) -> Any:
+def _rewriting(costs: Costs, config: Config, merges: bool, plans: bool) -> Any:
     """A pass over Inductor's graph. plans: the order of Inductor will not be kept."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
@@ -130,11 +143,11 @@ def _rewriting(costs: Costs, config: Config, plans: bool) -> Any:
         def __call__(self, graph: torch.fx.Graph) -> None:
             if config.chunks and plans:
                 cut_best(graph, costs, config.max_bytes)
-            if config.buckets:
+            if merges:
                 merge_best(graph, costs, config.max_bytes if plans else None)
 
         def uuid(self) -> Any:
-            return "muster.graph", _version(), repr(costs), config.chunks, config.buckets, plans, config.max_bytes
+            return "muster.graph", _version(), repr(costs), config.chunks, merges, plans, config.max_bytes
 
     return Rewrite()
 

@@ -41,7 +41,7 @@ def package(
             ranks = dist.get_process_group_ranks(group)
             raise ValueError(f"the model uses a group of ranks {ranks}, which `groups` does not name")
     lines = [f"{names[group.group_name]} {group.group_name} {group.rank()} {group.size()}" for group in used]
-    options = options_of(used, config or Config()) if used else {}
+    options = options_of(used, config or Config(), exported.graph_module) if used else {}
     metadata = {"aot_inductor.metadata": {"muster_groups": "\n".join(lines)}}
     # torch names its folder after a hash of the code. Ranks have the same code, and would overwrite each other's files.
     with (

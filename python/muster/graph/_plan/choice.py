@@ -6,11 +6,13 @@ on the graph's tasks, and each is planned with the order that it would have.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch.fx import Graph, Node
 
 from muster.graph._plan.buckets import find_buckets, merge
 from muster.graph._plan.costs import Costs
-from muster.graph._plan.graph_tasks import bytes_of, planned_seconds, tasks_of
+from muster.graph._plan.graph_tasks import bytes_of, message, planned_seconds, tasks_of
 from muster.graph._plan.schedule import Kind, Task
 
 _SHARES = 1.0, 0.25, 0.0625, 0.0  # of the largest bucket that is worth it
@@ -46,10 +48,9 @@ def with_buckets(tasks: list[Task], graph: Graph, costs: Costs, buckets: list[li
             result[start] = Task(Kind.COMPUTE, 0.0, tasks[start].needs)
             result[places[next(iter(member.users))]] = Task(Kind.COMPUTE, 0.0, frozenset([joined + 2]))
         sent, received = bytes_of([member.args[0] for member in members]), bytes_of(members)
-        seconds = costs.wire_seconds(str(members[0].args[-1]), str(members[0].target), sent, received)
         result += [
-            Task(Kind.COMPUTE, sent / costs.bytes_per_second, frozenset(starts)),
-            Task(Kind.START, seconds, frozenset([joined]), bytes=received),
+            Task(Kind.COMPUTE, costs.copy_seconds(sent), frozenset(starts)),
+            replace(message(members[0], sent, received, costs), needs=frozenset([joined])),
             Task(Kind.WAIT, 0.0, frozenset([joined + 1]), joined + 1),
         ]
     return result

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from muster.graph._plan.chunks import Chain, cut, find_chains, rows_of
 from muster.graph._plan.costs import KERNEL_SECONDS, Costs
-from muster.graph._plan.graph_tasks import bytes_of, compute_seconds, planned_seconds, tasks_of
+from muster.graph._plan.graph_tasks import bytes_of, compute_seconds, message, planned_seconds, tasks_of
 from muster.graph._plan.schedule import Kind, Task
 
 _COUNTS = 1, 2, 4  # of chunks: more hide little more, and take long to compile
@@ -70,8 +70,8 @@ def _cut_reduction(tasks: list[Task], places: dict[Node, int], costs: Costs, cha
     start, needs = places[chain.start], tasks[places[product]].needs
     tasks[places[product]] = Task(Kind.COMPUTE, 0.0, needs)
     tasks[start] = Task(Kind.COMPUTE, 0.0, tasks[start].needs)
-    message, seconds = _message(chain, count, costs), _chunk_seconds(product, count, costs)
-    arrived = [_add_message(tasks, _add(tasks, seconds, needs), message) for _ in range(count)]
+    chunk, seconds = _message(chain, count, costs), _chunk_seconds(product, count, costs)
+    arrived = [_add_message(tasks, _add(tasks, seconds, needs), chunk) for _ in range(count)]
     tasks[places[chain.wait]] = Task(Kind.COMPUTE, _copy_seconds(chain.wait, costs), frozenset(arrived))
 
 
@@ -80,9 +80,9 @@ def _add(tasks: list[Task], seconds: float, needs: Iterable[int]) -> int:
     return len(tasks) - 1
 
 
-def _add_message(tasks: list[Task], needs: int, message: Task) -> int:
+def _add_message(tasks: list[Task], needs: int, chunk: Task) -> int:
     """Returns the index of the wait."""
-    tasks.append(replace(message, needs=frozenset([needs])))
+    tasks.append(replace(chunk, needs=frozenset([needs])))
     start = len(tasks) - 1
     tasks.append(Task(Kind.WAIT, 0.0, frozenset([start]), start))
     return len(tasks) - 1
@@ -90,10 +90,10 @@ def _add_message(tasks: list[Task], needs: int, message: Task) -> int:
 
 def _seconds_alone(chain: Chain, count: int, costs: Costs) -> float:
     """Of a chain in so many chunks, if the rank computes nothing else."""
-    message = _message(chain, count, costs)
-    if count > 1 and (count > chain.rows or message.bytes < _LEAST_BYTES):
+    largest = max(bytes_of(chain.start.args[0]), bytes_of(chain.start)) // count
+    if count > 1 and (count > chain.rows or largest < _LEAST_BYTES):
         return float("inf")
-    wire = message.seconds
+    wire = _message(chain, count, costs).seconds
     computing = sum(_chunk_seconds(product, count, costs) for product in chain.products)
     hidden = (count - 1) * min(wire, computing) * costs.links[str(chain.start.args[-1])].overlap
     copying = sum(_copy_seconds(each, costs) for each in chain.copied) if count > 1 else 0.0
@@ -102,16 +102,15 @@ def _seconds_alone(chain: Chain, count: int, costs: Costs) -> float:
 
 def _message(chain: Chain, count: int, costs: Costs) -> Task:
     """The collective of one of so many chunks."""
-    sent, received = bytes_of(chain.start.args[0]) // count, bytes_of(chain.start) // count
-    seconds = costs.wire_seconds(str(chain.start.args[-1]), str(chain.start.target), sent, received)
-    return Task(Kind.START, seconds, bytes=received)
+    return message(chain.start, bytes_of(chain.start.args[0]) // count, bytes_of(chain.start) // count, costs)
 
 
 def _chunk_seconds(product: Node, count: int, costs: Costs) -> float:
     """Each chunk reads all weights."""
-    weights = sum(_copy_seconds(each, costs) for each in product.all_input_nodes if each is not rows_of(product))
+    inputs = [each for each in product.all_input_nodes if each is not rows_of(product)]
+    weights = bytes_of(inputs) / costs.bytes_per_second
     return KERNEL_SECONDS + weights + (compute_seconds(product, costs) - weights) / count
 
 
 def _copy_seconds(node: Node, costs: Costs) -> float:
-    return bytes_of(node) / costs.bytes_per_second
+    return costs.copy_seconds(bytes_of(node))

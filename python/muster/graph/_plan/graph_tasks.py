@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,15 +20,21 @@ def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
     places = {node: place for place, node in enumerate(graph.nodes)}
     tasks: list[Task] = []
     for node in graph.nodes:
-        needs = frozenset(places[each] for each in node.all_input_nodes)
+        # The end of the graph does not hold the memory of results: they belong to the caller.
+        needs = frozenset(places[each] for each in node.all_input_nodes if node.op != "output")
         if _is_start(node):
-            seconds = costs.wire_seconds(str(node.args[-1]), str(node.target), bytes_of(node.args[0]), bytes_of(node))
-            tasks.append(Task(Kind.START, seconds, needs, bytes=bytes_of(node)))
+            tasks.append(replace(message(node, bytes_of(node.args[0]), bytes_of(node), costs), needs=needs))
         elif starts := [need for need in needs if tasks[need].kind is Kind.START]:
             tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]))
         else:
             tasks.append(Task(Kind.COMPUTE, compute_seconds(node, costs), needs))
     return tasks
+
+
+def message(start: Node, sent: int, received: int, costs: Costs) -> Task:
+    """The task of a collective such as `start`, with so many bytes. Inductor reduces in place."""
+    seconds = costs.wire_seconds(str(start.args[-1]), str(start.target), sent, received)
+    return Task(Kind.START, seconds, bytes=0 if "all_reduce" in str(start.target) else received)
 
 
 def _is_start(node: Node) -> bool:
@@ -44,6 +51,8 @@ def compute_seconds(node: Node, costs: Costs) -> float:
     packet = getattr(node.target, "overloadpacket", None)
     if node.op != "call_function" or packet is None or node.target.is_view:  # type: ignore[union-attr]
         return 0.0
+    if packet is torch.ops.aten.cat:
+        return costs.copy_seconds(bytes_of(node))
     if packet not in flop_registry:
         return bytes_of(node) / costs.bytes_per_second
     values = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
