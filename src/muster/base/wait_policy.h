@@ -17,10 +17,10 @@ namespace muster {
 //   host communicator    32 to 3000 polls, adaptive   at most 4 times             on a futex, 2 ms at a time
 //   loop with pollers    8 polls                      after every further poll    never while it has pollers
 //   shm link             50 to 200 us, adaptive       as its loop does            until the peer sends a doorbell
-//   P2P engine           64 polls                     after every further poll    when its loop has no pollers
+//   loop driver          64 polls                     after every further poll    when its loop has no pollers
 //
-// Loops of messages and remote calls (io/loop_driver.h) also yield at their first idle poll after a wake, and after
-// they have rung a doorbell: the thread at the other end may need this core.
+// A loop driver (io/loop_driver.h) drives the loop of messages and that of remote calls. It also yields at its first
+// idle poll after a wake, and after it has rung a doorbell: the thread at the other end may need this core.
 //
 // Ranks that share a core give it to each other with a yield. A spin would only delay that. So the host communicator
 // spins only a little unless there is a core for each rank, and both it and the shm link migrate away from a core that
