@@ -44,7 +44,8 @@ def inputs(rank: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 def order_of(code: str) -> str:
     """The kernels in Inductor's code: s for the start of a collective, w for a wait, m for a multiplication."""
-    letters = {"all_gather_into_tensor.default(": "s", "wait_tensor.default(": "w", "extern_kernels.mm(": "m"}
+    letters = {"all_gather_into_tensor.default(": "s", "exchange.default(": "s"}
+    letters |= {"wait_tensor.default(": "w", "extern_kernels.mm(": "m"}
     found = re.findall("|".join(re.escape(each) for each in letters), code)
     return "".join(letters[each] for each in found)
 
@@ -75,6 +76,27 @@ def test_collectives_begin_early_and_are_awaited_late(tmp_path: Path) -> None:
         # torch 2.15 begins one collective earlier by itself, also after the plan.
         assert default[:4] in ("swms", "sswm")
         assert bounded[:4] in ("sswm", "sssw")
+
+
+def plan_messages(rank: int) -> str:
+    torch.set_num_threads(1)
+
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        received = torch.empty_like(x)
+        ops = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return received @ x, x @ x @ x
+
+    x = torch.eye(SIDE) * (rank + 2)
+    result, codes = run_and_get_code(torch.compile(step, backend="muster", fullgraph=True), x)
+    torch.testing.assert_close(result, step(x))
+    return order_of(codes[0])
+
+
+def test_messages_are_awaited_late() -> None:
+    orders = run_ranks(2, plan_messages, timeout=TIMEOUT)
+    assert set(orders) == {"smmwwm"} or set(orders) == {"smmwmw"}, orders
 
 
 def train(rank: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +25,20 @@ def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
         needs = frozenset(places[each] for each in node.all_input_nodes if node.op != "output")
         if _is_start(node):
             tasks.append(replace(message(node, bytes_of(node.args[0]), bytes_of(node), costs), needs=needs))
-        elif starts := [need for need in needs if tasks[need].kind is Kind.START]:
+        elif starts := _starts_of(node, places, tasks):
             tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]))
         else:
             tasks.append(Task(Kind.COMPUTE, compute_seconds(node, costs), needs))
     return tasks
+
+
+def _starts_of(node: Node, places: dict[Node, int], tasks: list[Task]) -> list[int]:
+    """The collective that a wait is for. Of one with several results, the wait needs an item."""
+    if "wait_tensor" not in str(node.target):
+        return []
+    (result,) = node.all_input_nodes
+    before = [result, *(result.all_input_nodes if result.target is operator.getitem else [])]
+    return [places[each] for each in before if tasks[places[each]].kind is Kind.START]
 
 
 def message(start: Node, sent: int, received: int, costs: Costs) -> Task:

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 from torch._inductor.dependencies import WeakDep
+from torch._inductor.ir import MultiOutput
 from torch._inductor.utils import is_collective, is_wait
 from torch._inductor.virtualized import V
 from torch.distributed import distributed_c10d as c10d
@@ -59,7 +60,10 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
             if keeps_order:
                 last_start = frozenset({index})
         elif is_wait(node.node):
-            starts = [need for need in needs if tasks[need].kind is Kind.START]
+            # A collective with several results has a node for each, which takes no time.
+            parts = {need for need in needs if isinstance(nodes[need].node, MultiOutput)}
+            before = needs.union(*(tasks[part].needs for part in parts))
+            starts = [need for need in sorted(before) if tasks[need].kind is Kind.START]
             tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]) if starts else Task(Kind.COMPUTE, 0.0, needs))
         else:
             flops = sum(part.estimate_flops() or 0 for part in node.get_nodes())

@@ -200,7 +200,7 @@ class _Holds:
         self._starts: dict[int, list[int]] = {}  # by the task that needs its result
 
     def add(self, start: int, users: set[int]) -> None:
-        self._left[start] = len(users)
+        self._left[start] = self._left.get(start, 0) + len(users)
         for user in users:
             self._starts.setdefault(user, []).append(start)
 
