@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
-import muster.graph
-import pytest
 import torch
 import torch.distributed as dist
 from ranks import run_ranks
@@ -80,21 +77,3 @@ def compile_and_compare(rank: int) -> None:
 
 def test_graphs_that_differ_by_rank_give_the_results_of_the_program() -> None:
     run_ranks(3, compile_and_compare, timeout=TIMEOUT)
-
-
-def compile_again_after_an_error(rank: int) -> None:
-    def step(x: torch.Tensor) -> torch.Tensor:
-        dist.all_reduce(x)
-        return x * 2
-
-    config = muster.graph.Config(timeout=timedelta(seconds=1))
-    if rank == 1:
-        with pytest.raises(Exception, match="has not compiled the graph"):
-            torch.compile(step, backend=muster.graph.backend(config), dynamic=False)(torch.ones(5))
-    dist.barrier()
-    torch._dynamo.reset()
-    assert torch.compile(step, backend="muster", dynamic=False)(torch.ones(4)).tolist() == [4.0] * 4
-
-
-def test_a_rank_that_compiled_alone_can_compile_with_the_others() -> None:
-    run_ranks(2, compile_again_after_an_error, timeout=TIMEOUT)
