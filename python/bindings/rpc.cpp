@@ -195,13 +195,13 @@ class PyValue final : public rpc::WritableValue {
   const std::shared_ptr<PyObject> object_;
 };
 
-/// The error of a call as Python's.
-/// Text of another worker, which may be no UTF-8.
+/// Text of another worker, which may not be UTF-8.
 py::str text_of(const std::string& bytes) {
   return py::reinterpret_steal<py::str>(
       PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
 }
 
+/// Raises the error of a call as an exception of Python.
 [[noreturn]] void raise_call_error(const rpc::CallError& error) {
   if (error.type.empty()) throw_error(error.error);
   const py::object exception = serving().attr("rebuild")(text_of(error.type), text_of(error.error.message),

@@ -112,9 +112,7 @@ def _small(arguments: argparse.Namespace, ranks: int) -> Row:
 
 def _calls(arguments: argparse.Namespace, ranks: int) -> Row:
     """all_reduces one after the other, each alone. The floor is the same call from C++."""
-    options = {"model": "chain", "width": _CHAINED_BYTES // 4, "chained": _CHAINED, "norms": False, "calls": 100}
-    options["variants"] = _MODEL_VARIANTS
-    steps = _steps(arguments, [RankSetup()] * ranks, options, "graph_models")
+    steps = _chain_steps(arguments, ranks, norms=False)
     figures = {name: 1e3 * (step - steps["bare"]) / _CHAINED for name, step in steps.items()}
     floor = 1e6 * _call_from_cpp(ranks, arguments)
     return _row("all_reduce of 16 KiB in a package", ranks, "call", "us", _CHAINED_BYTES, figures, floor, PACKAGE)
@@ -124,12 +122,16 @@ def _norms(arguments: argparse.Namespace, ranks: int) -> Row:
     """The same, with a sum and an RMSNorm after each. The floor is without these: what a kernel that fuses all three
     could reach at best.
     """
-    options = {"model": "chain", "width": _CHAINED_BYTES // 4, "chained": _CHAINED, "norms": True, "calls": 100}
-    options["variants"] = [*_MODEL_VARIANTS, "alone muster"]
-    steps = _steps(arguments, [RankSetup()] * ranks, options, "graph_models")
+    steps = _chain_steps(arguments, ranks, True, "alone muster")
     figures = {name: 1e3 * step / _CHAINED for name, step in steps.items()}
     case = "all_reduce of 16 KiB, sum and RMSNorm in a package"
     return _row(case, ranks, "each", "us", _CHAINED_BYTES, figures, figures["alone muster"], PACKAGE)
+
+
+def _chain_steps(arguments: argparse.Namespace, ranks: int, norms: bool, *variants: str) -> dict[str, float]:
+    options = {"model": "chain", "width": _CHAINED_BYTES // 4, "chained": _CHAINED, "norms": norms, "calls": 100}
+    options["variants"] = [*_MODEL_VARIANTS, *variants]
+    return _steps(arguments, [RankSetup()] * ranks, options, "graph_models")
 
 
 def _call_from_cpp(ranks: int, arguments: argparse.Namespace) -> float:

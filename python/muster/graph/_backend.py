@@ -87,24 +87,23 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
 
 def _digest(graph: torch.fx.GraphModule, groups: list[Any]) -> Digest:
     """Of all that the plan depends on, except the costs. Numbers among the arguments may differ by rank."""
+    from muster.graph._plan.graph_tasks import number, tensors_of
+
     places = {node: place for place, node in enumerate(graph.graph.nodes)}
     names = {group.group_name: number for number, group in enumerate(groups)}
     operators, sizes = [str([group.size() for group in groups])], []
     for node in graph.graph.nodes:
         inputs = [places[each] for each in node.all_input_nodes]
         used = [names[each] for each in node.args if isinstance(each, str) and each in names]
-        tensors = [
-            each for each in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(each, torch.Tensor)
-        ]
+        tensors = tensors_of(node.meta.get("val"))
         operators.append(f"{node.target} {inputs} {used} {[each.dtype for each in tensors]}")
-        sizes.append(
-            str([[getattr(getattr(size, "node", None), "hint", size) for size in each.shape] for each in tensors])
-        )
+        sizes.append(str([[number(size) for size in each.shape] for each in tensors]))
     return Digest(*(hashlib.sha256("\n".join(lines).encode()).hexdigest() for lines in (operators, sizes)))
 
 
 def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -> dict[str, Any]:
-    """Of Inductor, for a graph with collectives of these groups. All ranks of the groups must call it.
+    """Of Inductor, for a graph with collectives of these groups. All of their ranks must call it: they compare their
+    graphs.
 
     What ranks decide must be equal. If their graphs differ in operators, nothing is merged, and collectives begin in
     the order of the program; if only sizes differ, as in uneven parts, only the order is kept.

@@ -107,11 +107,12 @@ def _watch_others(state: State, world_size: int, until_left: bool) -> None:
 def _on_end(state: State, world_size: int, name: str, until_left: bool, future: Future[Any]) -> None:
     try:
         future.wait()
-        if not until_left or name in state.arrivals:
-            return
-        raise muster_errors.PeerLostError(f"worker {name!r} left early: its shutdown() failed")
     except Exception as error:
         _fail(state, world_size, error, name)
+        return
+    if until_left and name not in state.arrivals:
+        left = muster_errors.PeerLostError(f"worker {name!r} left early: its shutdown() failed")
+        _fail(state, world_size, left, name)
 
 
 def _fail(state: State, world_size: int, error: Exception, *lost: str) -> None:

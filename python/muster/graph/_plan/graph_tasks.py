@@ -67,17 +67,20 @@ def compute_seconds(node: Node, costs: Costs) -> float:
         return bytes_of(node) / costs.bytes_per_second
     values = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     flops = flop_registry[packet](*values[0], **values[1], out_val=node.meta["val"])
-    return costs.compute_seconds(_number(flops), bytes_of(node.all_input_nodes))
+    return costs.compute_seconds(number(flops), bytes_of(node.all_input_nodes))
 
 
 def bytes_of(value: Any) -> int:
     """Of a tensor, or of all tensors of a list."""
     value = map_arg(value, lambda each: each.meta.get("val")) if isinstance(value, (Node, list, tuple)) else value
-    tensors = [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
-    return sum(int(_number(each.numel())) * each.itemsize for each in tensors)
+    return sum(int(number(each.numel())) * each.itemsize for each in tensors_of(value))
 
 
-def _number(value: Any) -> float:
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+
+
+def number(value: Any) -> float:
     """A symbolic size counts as the size that it has in the example, or as nothing if only the run will tell."""
     if isinstance(value, (int, float)):
         return float(value)

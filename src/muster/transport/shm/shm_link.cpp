@@ -92,7 +92,7 @@ class ShmLink final : public LinkBase {
 
   // ---- waiting
 
-  /// Starts to poll the rings if an operation is pending. After a while without bytes, poll() parks.
+  /// Starts to poll the rings if an operation is pending. When its spin is over, poll() parks.
   void update_polling() {
     if (!rings_ || (!sending() && !receiving())) return stop_polling();
     const bool asleep = (!sending() || rings_->out.parked()) && (!receiving() || rings_->in.parked());
