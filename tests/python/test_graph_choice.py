@@ -62,6 +62,15 @@ def test_tasks_have_the_time_of_products_and_messages(layers: torch.fx.Graph) ->
     assert products == pytest.approx([(2 * SIDE**3 + matrices_read) / 1e10] * LAYERS, rel=0.01)
 
 
+def test_a_saved_wait_is_an_input_of_the_backward_graph() -> None:
+    """Inductor names an input after the node that was saved. The target of an input is its name."""
+    graph = graph_of(gathered, (SIDE, SIDE), (SIDE // RANKS, SIDE))
+    (saved,) = [node for node in graph.nodes if node.op == "placeholder"][1:]
+    saved.target = saved.name = "wait_tensor"
+    kinds = [task.kind for task in tasks_of(graph, costs(1e-3, 1e8))]
+    assert kinds.count(Kind.WAIT) == 1
+
+
 def test_messages_that_computing_hides_are_not_merged(layers: torch.fx.Graph) -> None:
     """A gather takes less time than a product, so only the first one is waited for. Merged, all would be."""
     merge_best(layers, costs(1e-4, 1e8), 1e9)

@@ -34,7 +34,7 @@ def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
 
 def _starts_of(node: Node, places: dict[Node, int], tasks: list[Task]) -> list[int]:
     """The collective that a wait is for. Of one with several results, the wait needs an item."""
-    if "wait_tensor" not in str(node.target):
+    if node.op != "call_function" or "wait_tensor" not in str(node.target):
         return []
     (result,) = node.all_input_nodes
     before = [result, *(result.all_input_nodes if result.target is operator.getitem else [])]
