@@ -16,7 +16,7 @@ class LoopDriverTest : public testing::Test, private LoopDriver::Delegate {
  protected:
   void TearDown() override {
     stop();
-    for (LoopDriver* driver : {&briefly_driven_, &slowly_helped_}) {
+    for (LoopDriver* driver : {&briefly_driven_, &slowly_helped_, &rarely_helped_}) {
       auto lock = driver->lock();
       (void)driver->stop(lock);
     }
@@ -41,6 +41,7 @@ class LoopDriverTest : public testing::Test, private LoopDriver::Delegate {
   LoopDriver driver_{Loop::create().value(), *this, {.grace = 1ms, .max_tasks = 2}};
   LoopDriver briefly_driven_{Loop::create().value(), *this, {.grace = 1ms, .max_tasks = 2, .max_drive = 1ms}};
   LoopDriver slowly_helped_{Loop::create().value(), *this, {.grace = 250ms, .max_tasks = 2}};
+  LoopDriver rarely_helped_{Loop::create().value(), *this, {.grace = 2s, .max_tasks = 2}};
 
  private:
   bool has_work() const override { return work_; }
@@ -323,6 +324,50 @@ TEST_F(LoopDriverTest, TheLoopIsDrivenWhileAnOwnThreadRunsACallback) {
   }
   timer.wait();
   gate.count_down();
+  stop();
+}
+
+/// Waking another thread for it would cost more than a short task.
+TEST_F(LoopDriverTest, AnOwnThreadRunsTheTaskOfItsCallback) {
+  std::promise<std::thread::id> runner;
+  std::future<std::thread::id> ran = runner.get_future();
+  std::thread::id caller;
+  {
+    const auto lock = rarely_helped_.lock();
+    work_ = true;
+    rarely_helped_.loop().after(Duration::zero(), [&] {
+      rarely_helped_.add_callback([&] {
+        caller = std::this_thread::get_id();
+        {
+          const auto inner = rarely_helped_.lock();
+          rarely_helped_.add_task([&] { runner.set_value(std::this_thread::get_id()); });
+        }
+        (void)ran.wait_for(20ms);  // time for another thread to run it
+      });
+    });
+    rarely_helped_.provide_progress();
+  }
+  EXPECT_EQ(ran.get(), caller);
+}
+
+TEST_F(LoopDriverTest, ACallbackThatTakesLongDoesNotHoldUpItsTask) {
+  std::latch ran(1), returned(1);
+  {
+    const auto lock = driver_.lock();
+    work_ = true;
+    driver_.loop().after(Duration::zero(), [&] {
+      driver_.add_callback([&] {
+        {
+          const auto inner = driver_.lock();
+          driver_.add_task([&] { ran.count_down(); });
+        }
+        ran.wait();
+        returned.count_down();
+      });
+    });
+    driver_.provide_progress();
+  }
+  returned.wait();
   stop();
 }
 

@@ -30,6 +30,8 @@ constexpr size_t kMaxThreads = 1024;
 thread_local const LoopDriver* own_thread_of = nullptr;
 /// The driver whose callback this thread runs.
 thread_local const LoopDriver* calling_for = nullptr;
+/// This thread is one of a driver's own, and runs a task.
+thread_local bool runs_task = false;
 
 }  // namespace
 
@@ -242,6 +244,8 @@ void LoopDriver::provide_driver() {
 
 void LoopDriver::add_task(std::shared_ptr<Task> task) {
   tasks_.add(std::move(task));
+  // After its callback, an own thread looks for tasks itself. If the callback takes long, the one that naps does.
+  if (on_own_thread() && calling_for == this && !runs_task && standby_.is_napping()) return;
   threads_.empty() ? start_thread() : alert();
 }
 
@@ -298,8 +302,10 @@ bool LoopDriver::run_next_task(Lock& lock, Standby::Rest& state) {
   const bool serial = tasks_.last_is_serial();
   provide_standby();
   lock.unlock();
+  runs_task = true;
   task->run();
   task = nullptr;  // its objects may take the lock when they are destroyed
+  runs_task = false;
   lock.lock();
   tasks_.end();
   if (tasks_.unfinished() == 0 && stopping_) changed_.notify_all();
