@@ -231,7 +231,8 @@ def hold() -> None:
 
 def _dies_in_its_own_shutdown(rank: int) -> Any:
     if rank == 2:
-        wait_until(lambda: rpc.rpc_sync("w0", arrived) == 2)
+        collector = rpc.workers()[0]  # the worker that has joined first, perhaps this one
+        wait_until(lambda: rpc.rpc_sync(collector, arrived) == 2)
         pending = rpc.rpc_async("w1", hold)
         threading.Thread(target=rpc.shutdown, daemon=True).start()
         wait_until(lambda: _agent.current().leaving.shutting_down.done())

@@ -282,12 +282,10 @@ def _leave(agent: _C.RpcAgent, pid: int, timeout: float = 0) -> None:
     global _worker
     if pid != os.getpid():
         return
-    worker = _worker
     try:
         agent.shutdown(timeout)
-        if worker is not None and worker.agent is agent:
-            worker.at_exit.cancel()  # it keeps the agent
     finally:
         with _lock:
             if _worker is not None and _worker.agent is agent:
+                _worker.at_exit.cancel()  # it keeps the agent
                 _worker = None
