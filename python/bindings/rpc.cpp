@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "gil.h"
 #include "muster/rpc/endpoint.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/rpc/autograd.h"
@@ -36,51 +37,6 @@ py::object read_message(const Message& message, RefService* refs, int sender, co
 
 /// How often a wait looks for signals, such as that of Ctrl-C.
 constexpr Duration kSignalInterval = 100ms;
-
-bool is_finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
-/// The GIL for a thread of the agent. The thread keeps its Python state between calls, because making one costs more
-/// than a small call.
-class Gil {
- public:
-  Gil() { PyEval_RestoreThread(state().thread); }
-  ~Gil() { state().thread = PyEval_SaveThread(); }
-  Gil(const Gil&) = delete;
-  Gil& operator=(const Gil&) = delete;
-
- private:
-  struct State {
-    State() : before(PyGILState_Ensure()), thread(PyEval_SaveThread()) {}
-    ~State() {
-      if (Py_IsInitialized() == 0 || is_finalizing()) return;
-      PyEval_RestoreThread(thread);
-      PyGILState_Release(before);
-    }
-    State(const State&) = delete;
-    PyGILState_STATE before;
-    PyThreadState* thread;
-  };
-  static State& state() {
-    thread_local State state;
-    return state;
-  }
-};
-
-/// Releases a reference of Python wherever the last copy is dropped.
-struct Releaser {
-  void operator()(PyObject* object) const {
-    if (Py_IsInitialized() == 0 || is_finalizing()) return;
-    const py::gil_scoped_acquire gil;
-    Py_DECREF(object);
-  }
-};
-std::shared_ptr<PyObject> shared(py::object object) { return {object.release().ptr(), Releaser()}; }
 
 py::module_ serving() {
   return once<py::module_>([] { return py::module_::import("muster.rpc._serving"); });
@@ -136,6 +92,8 @@ class PyResponder {
       write_object(out, result);
     } catch (py::error_already_set& error) {
       return fail(exception_of(error));
+    } catch (const std::exception& error) {
+      return fail(py::module_::import("builtins").attr("RuntimeError")(error.what()));
     }
     const py::gil_scoped_release no_gil;
     rpc::reply_with_refs(*refs_, responder_, receiver_, std::move(out));
@@ -154,9 +112,15 @@ class PyResponder {
 };
 
 /// Runs muster.rpc._serving.run(), which returns the responder itself if the function replies later.
-void serve(const std::shared_ptr<RefService>& refs, const ContextPtr& context, const rpc::Request& request,
+void serve(const std::shared_ptr<RefService>& refs, Autograd& contexts, const rpc::Request& request,
            rpc::Responder responder) {
   if (is_finalizing()) return;
+  ContextPtr context;
+  try {
+    context = contexts.context_of(request.arguments);
+  } catch (...) {
+    return responder.fail(rpc::current_call_error());
+  }
   const Gil gil;
   const py::object later =
       py::cast(std::make_shared<PyResponder>(refs, context, request.from.name, std::move(responder)));
@@ -230,14 +194,22 @@ class PyCall {
 
   bool done() const { return future_->done(); }
 
-  py::object wait() {
-    while (!future_->done()) {
+  bool succeeded() const { return done() && future_->wait().has_value(); }
+
+  /// False if the call has not ended at the deadline.
+  bool wait_until(const Deadline& deadline) const {
+    while (!future_->done() && !deadline.passed()) {
       {
         const py::gil_scoped_release no_gil;
-        future_->wait_until(Deadline::after(kSignalInterval));
+        future_->wait_until(Deadline::after(std::min(kSignalInterval, deadline.left())));
       }
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     }
+    return future_->done();
+  }
+
+  py::object wait() {
+    wait_until(Deadline::never());
     const CallResult& result = future_->wait();
     if (!result) raise_call_error(result.error());
     // A call in one direction has no result.
@@ -415,7 +387,7 @@ std::unique_ptr<PyAgent> join(rpc::EndpointOptions options, const std::optional<
                                                                                    rpc::Responder responder) {
           const auto alive = weak_refs.lock();
           const auto contexts = weak_autograd.lock();
-          if (alive && contexts) serve(alive, contexts->context_of(request.arguments), request, std::move(responder));
+          if (alive && contexts) serve(alive, *contexts, request, std::move(responder));
         },
         {.serial = true});
   };
@@ -467,6 +439,9 @@ void bind_rpc(py::module_& module) {
   py::class_<PyCall>(module, "RpcCall")
       .def("done", &PyCall::done)
       .def("wait", &PyCall::wait)
+      .def("succeeded", &PyCall::succeeded)
+      .def("wait_for", [](const PyCall& call,
+                          double seconds) { return call.wait_until(Deadline::after(PyAgent::duration(seconds))); })
       .def("then", &PyCall::then)
       .def("cancel", &PyCall::cancel);
   py::class_<PyResponder, std::shared_ptr<PyResponder>>(module, "RpcResponder")

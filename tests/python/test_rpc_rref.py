@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import pathlib
 import random
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import forks
+import numpy as np
 import pytest
 import torch
 from rpc_workers import run_workers
@@ -193,6 +196,82 @@ def _failures(rank: int) -> None:
 
 def test_errors_are_raised_by_to_here() -> None:
     run_workers(2, _failures)
+
+
+_released = threading.Event()
+
+
+@rpc.export
+def hold() -> int:
+    assert _released.wait(60)
+    return 1
+
+
+@rpc.export
+def release() -> None:
+    _released.set()
+
+
+def _pending(rank: int) -> None:
+    if rank != 0:
+        return
+    value = rpc.remote("w1", hold)
+    with pytest.raises(muster.TimeoutError, match="no value after"):
+        value.to_here(timeout=0.1)
+    with pytest.raises(muster.TimeoutError, match="bit_length"):
+        value.rpc_sync(timeout=0.1).bit_length()
+    assert not value.confirmed_by_owner()
+    rpc.rpc_sync("w1", release)
+    assert value.to_here() == 1
+    assert value.confirmed_by_owner()
+    missing = rpc.remote("w1", os.system, ("true",))
+    with pytest.raises(PermissionError):
+        missing.to_here()
+
+
+def test_a_wait_for_a_value_that_is_being_made_ends_at_its_timeout() -> None:
+    run_workers(2, _pending)
+
+
+def _stopped_owner(rank: int) -> None:
+    if rank == 0:
+        value = rpc.remote("w2", make, (1,))
+        value.to_here()
+        owner = rpc.rpc_sync("w2", os.getpid)
+        os.kill(owner, signal.SIGSTOP)
+        try:
+            with pytest.raises(muster.TimeoutError):
+                rpc.rpc_async("w1", read, (value,), timeout=0.2)
+        finally:
+            os.kill(owner, signal.SIGCONT)
+        assert rpc.rpc_sync("w1", read, (value,)) == 1
+
+
+def test_a_call_does_not_wait_for_the_owner_of_a_reference_longer_than_its_timeout() -> None:
+    run_workers(3, _stopped_owner, allow="posix:getpid")
+
+
+def _unsafe_methods(rank: int, folder: str) -> None:
+    if rank != 0:
+        return
+    path = rpc.remote("w1", pathlib.PosixPath, (folder,))
+    with pytest.raises(PermissionError, match=r"PosixPath.iterdir.*rpc.allow\('pathlib:PosixPath'\)"):
+        path.rpc_sync().iterdir()
+    tensor = rpc.remote("w1", torch.zeros, (2,))
+    for name in ("numpy", "untyped_storage"):
+        with pytest.raises(PermissionError, match=rf"Tensor\.{name}"):
+            getattr(tensor.rpc_sync(), name)()
+    array = rpc.remote("w1", make, (np.zeros(2),))
+    with pytest.raises(PermissionError, match=r"ndarray\.tofile"):
+        array.rpc_sync().tofile(f"{folder}/written")
+    assert not list(Path(folder).iterdir())
+    assert array.rpc_sync().sum() == 0
+    assert tensor.rpc_sync().add_(1).sum() == 2
+    assert rpc.remote("w1", make, ({1: 2},)).rpc_sync().get(1) == 2
+
+
+def test_methods_of_a_remote_value_cannot_write_files(tmp_path: Path) -> None:
+    run_workers(2, _unsafe_methods, str(tmp_path))
 
 
 kept: list[Any] = []

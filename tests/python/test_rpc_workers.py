@@ -107,6 +107,11 @@ def later(kind: str) -> Any:
 
 
 @rpc.export
+async def without_data() -> torch.Tensor:
+    return torch.ones(1, device="meta")
+
+
+@rpc.export
 def nap(seconds: float) -> float:
     time.sleep(seconds)  # tidy: allow(sleep) stands for work
     return seconds
@@ -126,6 +131,8 @@ def _futures(rank: int) -> None:
         rpc.rpc_sync("w1", fail_slowly)
     assert rpc.rpc_sync("w1", forward, ("w2", 4)) == 5
     assert rpc.rpc_sync("w0", forward, ("w0", 4)) == 5  # to itself
+    with pytest.raises(RuntimeError, match="meta"):
+        rpc.rpc_sync("w1", without_data)
     for kind in ("torch", "concurrent", "own"):
         assert rpc.rpc_sync("w2", later, (kind,)) == kind
     with pytest.raises(TypeError, match="async_execution"):

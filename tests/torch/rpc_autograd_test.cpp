@@ -11,6 +11,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <future>
+#include <latch>
 #include <thread>
 
 #include "muster/base/random.h"
@@ -182,6 +184,53 @@ TEST_F(RpcAutograd, AProgramAddsAKindOfOptimizer) {
                                                  ::torch::optim::SGDOptions(options.at("lr") / 2));
   });
   compare<::torch::optim::SGD>(a_, weight_c_, x_, "half", {{"lr", 0.2}}, ::torch::optim::SGDOptions(0.1));
+}
+
+TEST_F(RpcAutograd, AnOptimizerThatFailsKeepsTheGradientsOfTheParameters) {
+  class Failing final : public ::torch::optim::SGD {
+   public:
+    using SGD::SGD;
+    at::Tensor step(LossClosure) override { throw std::runtime_error("no step"); }
+  };
+  add_optimizer("failing", [](std::vector<at::Tensor> parameters, const OptimizerOptions&) {
+    return std::make_unique<Failing>(std::move(parameters), ::torch::optim::SGDOptions(0.1));
+  });
+  const at::Tensor own = at::ones({3}, at::kDouble);
+  at::Tensor weight = weight_c_;
+  weight.mutable_grad() = own;
+  const DistributedOptimizer optimizer(a_, "failing", {a_.rpc_sync<RRef<at::Tensor>>("c", "weight", {})}, {});
+  const AutogradScope scope(a_);
+  scope.backward({a_.rpc_sync<at::Tensor>("c", "scale", {}, x_).sum()});
+  EXPECT_THROW(optimizer.step(scope.id()), RemoteException);
+  EXPECT_TRUE(weight_c_.grad().is_same(own));
+}
+
+TEST_F(RpcAutograd, AStepAfterTheEndOfItsContextIsRefused) {
+  const DistributedOptimizer optimizer(a_, "SGD", {a_.rpc_sync<RRef<at::Tensor>>("c", "weight", {})}, {{"lr", 0.1}});
+  int64_t ended = 0;
+  {
+    const AutogradScope scope(a_);
+    ended = scope.id();
+  }
+  EXPECT_THROW(optimizer.step(ended), ErrorException);
+}
+
+TEST_F(RpcAutograd, CallsOfACallbackBelongToTheContextInWhichItWasAdded) {
+  std::promise<int64_t> seen;
+  const auto report = [&] {
+    const ContextPtr current = CurrentContext::current();
+    seen.set_value(current ? context_id(*current) : 0);
+  };
+  std::latch gate(1);
+  b_.add_function("wait for the gate", [&] { gate.wait(); });
+  int64_t expected = 0;
+  {
+    const AutogradScope scope(a_);
+    expected = scope.id();
+    a_.rpc_async<void>("b", "wait for the gate", {}).then([&](auto) { report(); });
+  }
+  gate.count_down();
+  EXPECT_EQ(seen.get_future().get(), expected);
 }
 
 TEST_F(RpcAutograd, DamagedTensorsOfAContextAreRefused) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -152,6 +153,15 @@ TEST_F(RpcWorker, ReferencesToValuesElsewhere) {
     EXPECT_EQ(a_.rpc_sync<int>("c", "read", {}, a_.own(3)), 3);
     EXPECT_EQ(a_.rpc_sync<RRef<int>>("c", "own", {}, 4).to_here(), 4);
     EXPECT_THROW((void)a_.remote<int>("b", "missing", {}).to_here(), ErrorException);
+    std::latch gate(1);
+    b_.add_function("wait for the gate", [&] {
+      gate.wait();
+      return 1;
+    });
+    const auto late = a_.remote<int>("b", "wait for the gate", {});
+    EXPECT_THROW((void)late.to_here({.timeout = 20ms}), ErrorException);
+    gate.count_down();
+    EXPECT_EQ(late.to_here(), 1);
     EXPECT_THROW(call<void>("make", 5), RemoteException) << "its result cannot travel";
   }
   for (const Worker* worker : {&a_, &b_, &c_}) {

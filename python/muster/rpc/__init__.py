@@ -13,6 +13,8 @@ Thread-safe, unless a function says otherwise.
 
 from __future__ import annotations
 
+from typing import Any
+
 from muster.rpc import autograd, functions, optim
 from muster.rpc._agent import Options, WorkerInfo, get_worker_info, init_rpc, is_initialized, shutdown, workers
 from muster.rpc._calls import rpc_async, rpc_one_way, rpc_sync
@@ -21,6 +23,16 @@ from muster.rpc._future import Future, collect_all, wait_all
 from muster.rpc._remote_module import RemoteModule
 from muster.rpc._rref import RRef, remote
 from muster.rpc._shared import Alias, alias, empty_shared
+
+
+def __getattr__(name: str) -> Any:
+    """torch's names for options, so that a program which moves from torch.distributed.rpc keeps them."""
+    if name not in ("BackendType", "TensorPipeRpcBackendOptions"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch.distributed.rpc
+
+    return getattr(torch.distributed.rpc, name)
+
 
 __all__ = [
     "Alias",

@@ -50,7 +50,11 @@ def rpc_async(
     *,
     idempotent: bool = False,
 ) -> CallFuture[Any]:
-    """Like rpc_sync(), but returns a future at once. All errors are in the future."""
+    """Like rpc_sync(), but returns a future, which has the errors of the call.
+
+    Wrong arguments raise at once. A reference among them whose owner is a third worker makes this wait until that
+    worker knows the receiver, for `timeout` at most.
+    """
     return CallFuture(_call(to, func, args, kwargs, timeout, False, idempotent))
 
 

@@ -36,6 +36,8 @@ _MAX_NAMES = 4096
 # Operators that are no functions of their arguments alone: it reads or writes a file.
 _NOT_PURE = {"from_file"}
 _OPERATORS = torch._C._VariableFunctions
+# Methods of tensors and of numpy's arrays that write files, or return an object that does.
+_UNSAFE_METHODS = {"dump", "numpy", "storage", "tofile", "typed_storage", "untyped_storage"}
 
 # Classes of plain data. numpy's are not here: it may not be installed.
 _DATA: dict[str, Any] = {
@@ -175,21 +177,25 @@ def _may_use(found: Any, module_name: str, path: str) -> bool:
     defined_in = getattr(found, "__module__", None)
     if module_name in _MAIN_NAMES:
         return defined_in in _MAIN_NAMES
-    parents = path.split(".")
-    if any(
-        f"{module_name}:{'.'.join(parents[:count])}" in _allowed | set(_exported)
-        for count in range(1, len(parents) + 1)
-    ):
-        return True
-    if defined_in == module_name and any(
-        module_name == each or module_name.startswith(each + ".") for each in _allowed
-    ):
+    if _is_listed(found, module_name, path):
         return True
     if module_name in ("builtins", "muster.errors"):
         return isinstance(found, type) and issubclass(found, BaseException)
     if module_name.split(".")[0] == "numpy":
         return path in _NUMPY
     return isinstance(found, type) and defined_in == module_name and _is_of_torch_nn(found)
+
+
+def _is_listed(found: Any, module_name: str, path: str) -> bool:
+    """True if the program has exported or allowed it."""
+    parents = path.split(".")
+    if any(
+        f"{module_name}:{'.'.join(parents[:count])}" in _allowed | set(_exported)
+        for count in range(1, len(parents) + 1)
+    ):
+        return True
+    modules = any(module_name == each or module_name.startswith(each + ".") for each in _allowed)
+    return modules and getattr(found, "__module__", None) == module_name
 
 
 def _of_torch(name: str) -> Any:
@@ -199,6 +205,26 @@ def _of_torch(name: str) -> Any:
         return found
     is_operator = found is not None and getattr(_OPERATORS, name, None) is not None and name not in _NOT_PURE
     return found if is_operator and isinstance(found, types.BuiltinFunctionType) else None
+
+
+def check_method(kind: type, name: str) -> None:
+    """Raises PermissionError if other workers must not call this method of a value of this class.
+
+    They can make values of the standard library, of torch and of numpy without a function of the program. Methods of
+    these must not write files or start processes, and must not lead to objects whose methods do.
+    """
+    library = kind.__module__.split(".")[0]
+    if library in ("torch", "numpy"):
+        safe = name not in _UNSAFE_METHODS
+    elif library in sys.stdlib_module_names:
+        safe = _qualified(kind) in _DATA and not issubclass(kind, pathlib.PurePath)
+    else:
+        return  # a class of the program
+    if not (safe or _all_allowed or _is_listed(kind, kind.__module__, kind.__qualname__)):
+        raise PermissionError(
+            f"other workers must not call {kind.__qualname__}.{name}(): call a function of your own that does, or "
+            f"allow the class with muster.rpc.allow({_qualified(kind)!r})"
+        )
 
 
 def _is_of_torch_nn(found: type) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable
@@ -61,18 +62,21 @@ class Future(Generic[T]):
         """Calls `callback(self)` once the future is done: at once, or on any thread of the agent or of a caller.
 
         It must be short. Do not call other workers, or wait for them, while you hold a lock that the callback takes.
+        It sees the context variables of the caller, and so its context of distributed autograd.
         """
         _check_callable(callback)
-        self._when_done(lambda: callback(self))
+        variables = contextvars.copy_context()
+        self._when_done(lambda: variables.run(callback, self))
 
     def then(self, callback: Callable[[Future[T]], Any]) -> Future[Any]:
         """Returns a future of the result of `callback(self)`, which is called as by add_done_callback()."""
         _check_callable(callback)
         after: Future[Any] = Future()
+        variables = contextvars.copy_context()
 
         def run() -> None:
             try:
-                after.set_result(callback(self))
+                after.set_result(variables.run(callback, self))
             except BaseException as error:
                 after.set_exception(error)
 
@@ -129,6 +133,14 @@ class CallFuture(Future[T]):
 
     def wait(self) -> T:
         return self._call.wait()  # type: ignore[no-any-return]
+
+    def wait_for(self, seconds: float) -> bool:
+        """Waits, but not longer than this. True if the call has ended."""
+        return self._call.wait_for(seconds)
+
+    def succeeded(self) -> bool:
+        """True if the call has ended without an error."""
+        return self._call.succeeded()
 
     def cancel(self) -> None:
         """Ends the call with muster.AbortedError. A function that has started runs on."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
 from muster import _C
-from muster.rpc import _agent, _calls, _context, _serving
+from muster import errors as muster_errors
+from muster.rpc import _agent, _calls, _context, _functions, _serving
 from muster.rpc._agent import WorkerInfo
 from muster.rpc._calls import UNSET_TIMEOUT
 from muster.rpc._functions import export
 from muster.rpc._future import CallFuture
 
 T = TypeVar("T")
+_SHORTEST = 1e-3  # seconds, for a call whose time is up
 
 
 class RRef(Generic[T]):
@@ -52,8 +55,8 @@ class RRef(Generic[T]):
         return self._ref.is_owner
 
     def confirmed_by_owner(self) -> bool:
-        """True if the owner knows the reference. It always does, except while a call of remote() is pending."""
-        return self._creation is None or self._creation.done()
+        """True if the owner knows the reference. It does, unless a call of remote() is pending or has failed."""
+        return self._creation is None or self._creation.succeeded()
 
     def to_here(self, timeout: float = UNSET_TIMEOUT) -> T:
         """Waits for the value, and returns a copy; at the owner the value itself.
@@ -80,14 +83,28 @@ class RRef(Generic[T]):
 
     def _wait(self, timeout: float) -> None:
         """Waits until the owner has the value. Raises what the function has raised."""
-        if self._creation is not None:
-            self._creation.wait()  # it has failed if the function could not be called
-        _agent.current().agent.wait_for_value(self._ref, _calls.seconds_of(timeout)).wait()
+        left = self._after_creation(timeout)
+        _agent.current().agent.wait_for_value(self._ref, left).wait()
 
     def _fetch(self, timeout: float) -> CallFuture[T]:
-        if self._creation is not None:
-            self._creation.wait()
-        return CallFuture(_agent.current().agent.fetch(self._ref, _calls.seconds_of(timeout), _context.current.get()))
+        left = self._after_creation(timeout)
+        return CallFuture(_agent.current().agent.fetch(self._ref, left, _context.current.get()))
+
+    def _after_creation(self, timeout: float) -> float:
+        """Waits for the call that makes the value. Raises if the function could not be called.
+
+        Returns the time that is left.
+        """
+        limit = _calls.seconds_of(timeout)
+        if self._creation is None:
+            return limit
+        begin = time.monotonic()
+        if not self._creation.wait_for(limit):
+            raise muster_errors.TimeoutError(
+                f"{self!r} has no value after {limit:g} s: the call that makes it still runs"
+            )
+        self._creation.wait()
+        return max(limit - (time.monotonic() - begin), _SHORTEST)
 
     def rpc_sync(self, timeout: float = UNSET_TIMEOUT) -> Any:
         """A proxy: rref.rpc_sync().method(...) calls a method of the value at its owner, and returns the result."""
@@ -136,7 +153,9 @@ _CALL_METHOD = "muster.ref.call_method"
 @export(name=_CALL_METHOD)
 def _call_method(rref: RRef[Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
     _check_method(name)
-    method = getattr(rref.local_value(), name)
+    value = rref.local_value()
+    _functions.check_method(type(value), name)
+    method = getattr(value, name)
     result = method(*args, **kwargs)
     return _serving.PendingResult(result, name) if getattr(method, "_muster_async_execution", False) else result
 

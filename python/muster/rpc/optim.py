@@ -55,8 +55,10 @@ class DistributedOptimizer:
 
         timeout: in seconds; 0 is none. By default that of init_rpc().
 
-        Raises what a worker has raised. The others have then updated their parameters.
+        Raises what a worker has raised. The others have then updated their parameters. muster.Error if the context
+        has ended.
         """
+        autograd.get_gradients(context_id)  # raises if this worker does not know the context
         steps: list[Future[Any]] = [optimizer.rpc_async(timeout).step(context_id) for optimizer in self._optimizers]
         wait_all(steps)
 

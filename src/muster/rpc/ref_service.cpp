@@ -212,7 +212,8 @@ Result<RefPtr> RefService::receive(const std::string& owner, const RefId& id, in
   return RefPtr(new Ref(shared_from_this(), owner, id));
 }
 
-std::vector<Future> RefService::grant(const std::vector<RefPtr>& refs, const std::string& receiver, Carrier carrier) {
+std::vector<Future> RefService::grant(const std::vector<RefPtr>& refs, const std::string& receiver, Carrier carrier,
+                                      Duration timeout) {
   std::vector<Future> calls;
   for (const RefPtr& ref : refs) {
     if (ref->owner() == receiver && carrier == Carrier::kCall) continue;  // it counts the reference itself
@@ -224,7 +225,7 @@ std::vector<Future> RefService::grant(const std::vector<RefPtr>& refs, const std
     Writer out;
     put_ref_id(out, ref->id());
     out.put_string(receiver);
-    calls.push_back(agent_->call(ref->owner(), kGrant, Message{out.take(), {}}, {}));
+    calls.push_back(agent_->call(ref->owner(), kGrant, Message{out.take(), {}}, {.timeout = timeout}));
   }
   return calls;
 }
@@ -321,9 +322,15 @@ void RefService::stop() {
     wake_->stop = true;
   }
   wake_->changed.notify_all();
-  if (!background_.joinable()) return;
-  if (background_.get_id() == std::this_thread::get_id()) return background_.detach();
-  background_.join();
+  std::thread background;
+  {
+    const std::lock_guard lock(mutex_);
+    background.swap(background_);  // two threads may call stop()
+  }
+  if (!background.joinable()) return;
+  if (background.get_id() == std::this_thread::get_id())
+    return background.detach();  // tidy: allow(detach) it ends itself
+  background.join();
 }
 
 std::pair<size_t, size_t> RefService::counts() const {

@@ -77,7 +77,8 @@ class RefService : public std::enable_shared_from_this<RefService> {
   /// Begins to grant references to `receiver`, which must be done before a message with them is sent. Returns the calls
   /// to owners that are other workers. The references must be kept until a call was handled, or until a reply is sent.
   enum class Carrier { kCall, kReply };
-  std::vector<Future> grant(const std::vector<RefPtr>& refs, const std::string& receiver, Carrier carrier);
+  std::vector<Future> grant(const std::vector<RefPtr>& refs, const std::string& receiver, Carrier carrier,
+                            Duration timeout = CallOptions{}.timeout);
   /// A message with a reference has arrived. `sender`: the id of the worker that sent it as an argument, or kReplied.
   /// kNotFound if this worker owns the reference, and nobody holds it.
   Result<RefPtr> receive(const std::string& owner, const RefId& id, int sender);

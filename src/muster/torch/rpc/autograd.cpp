@@ -104,10 +104,13 @@ ContextPtr Autograd::create() {
     const std::lock_guard lock(mutex_);
     number = ++created_;
   }
-  return find_or_create((static_cast<int64_t>(agent_->self().id) << 32) | number);
+  return insert((static_cast<int64_t>(agent_->self().id) << 32) | number);
 }
 
-ContextPtr Autograd::find_or_create(int64_t id) {
+/// A call that comes late must not bring back a context that has ended at the worker that created it.
+ContextPtr Autograd::find_or_create(int64_t id) { return id >> 32 == agent_->self().id ? find(id) : insert(id); }
+
+ContextPtr Autograd::insert(int64_t id) {
   const std::lock_guard lock(mutex_);
   ContextPtr& context = contexts_[id];
   if (!context) context = std::make_shared<AutogradContext>(id, agent_->self());
@@ -275,23 +278,25 @@ void Autograd::look_after() {
   if (!contexts.empty()) drop_abandoned(contexts);
 }
 
-/// Asks the creators of contexts that nobody has used for long. A creator that has died may still be in the list.
+/// Asks the creators of contexts that nobody has used for long. A creator that has died may still be in the list. The
+/// answers are not waited for: passes have deadlines meanwhile.
 void Autograd::drop_abandoned(const std::vector<ContextPtr>& idle) {
   const auto workers = agent_->workers(Deadline::after(kAnswerTime));
   if (!workers) return;
   for (const ContextPtr& context : idle) {
     context->touch();
     const auto creator = std::ranges::find(*workers, context->creator(), &WorkerInfo::id);
-    bool exists = creator != workers->end();
-    if (exists) {
-      const auto answer =
-          agent_->call(creator->name, kExists, id_message(context->id()), {.timeout = kAnswerTime}).wait();
-      if (!answer) {
-        const ErrorCode code = answer.error().error.code;
-        exists = code != ErrorCode::kNotFound && code != ErrorCode::kPeerLost;
-      }
+    if (creator == workers->end()) {
+      release(context->id(), {});
+      continue;
     }
-    if (!exists) release(context->id(), {});
+    agent_->call(creator->name, kExists, id_message(context->id()), {.timeout = kAnswerTime})
+        .then([weak = weak_from_this(), id = context->id()](const CallResult& answer) {
+          if (answer) return;
+          const ErrorCode code = answer.error().error.code;
+          if (code != ErrorCode::kNotFound && code != ErrorCode::kPeerLost) return;
+          if (const auto alive = weak.lock()) alive->release(id, {});
+        });
   }
 }
 
@@ -301,12 +306,14 @@ void Autograd::stop() {
     return;
   }
   std::unordered_map<int64_t, ContextPtr> contexts;
+  std::thread thread;
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
     changed_.notify_all();
+    thread.swap(thread_);  // two threads may call stop()
   }
-  if (thread_.joinable()) thread_.join();
+  if (thread.joinable()) thread.join();
   const std::lock_guard lock(mutex_);
   contexts_.swap(contexts);
 }

@@ -46,7 +46,8 @@ class Autograd : public std::enable_shared_from_this<Autograd> {
   /// Throws ErrorException with kNotFound if the context has ended, or was never here.
   ContextPtr find(int64_t id) const;
   bool contains(int64_t id) const;
-  /// The context of a call that has arrived; null if it has none.
+  /// The context of a call that has arrived; null if it has none. Throws as find() if this worker created the context,
+  /// and it has ended.
   ContextPtr context_of(const Message& arguments);
 
   /// Starts a backward pass from `roots`, tensors with one element. For their gradient 1 is taken. All workers that the
@@ -65,6 +66,7 @@ class Autograd : public std::enable_shared_from_this<Autograd> {
   Autograd(std::shared_ptr<Agent> agent, Describe describe);
   Result<> add_functions();
   ContextPtr find_or_create(int64_t id);
+  ContextPtr insert(int64_t id);
   void receive_part(const Request& request, Responder&& responder);
   void take_part(const Request& request, Responder&& responder, PassPart part);
   void receive_abort(const Request& request);

@@ -128,8 +128,16 @@ class LocalOptimizer {
         if (leaf.is_same(parameter)) parameter.mutable_grad() = gradient;
       }
     }
-    optimizer_->step();
-    for (size_t i = 0; i < own.size(); ++i) parameters_[i].mutable_grad() = own[i];
+    const auto restore = [&] {
+      for (size_t i = 0; i < own.size(); ++i) parameters_[i].mutable_grad() = own[i];
+    };
+    try {
+      optimizer_->step();
+    } catch (...) {
+      restore();
+      throw;
+    }
+    restore();
   }
 
  private:
@@ -167,6 +175,7 @@ DistributedOptimizer::DistributedOptimizer(const Worker& worker, const std::stri
 }
 
 void DistributedOptimizer::step(int64_t context, const CallOptions& options) const {
+  (void)worker_.autograd()->find(context);
   std::vector<TypedFuture<void>> steps;
   for (const auto& optimizer : optimizers_) {
     steps.push_back(worker_.rpc_async<void>(optimizer.owner(), kStep, options, optimizer, context));

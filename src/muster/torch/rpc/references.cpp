@@ -127,7 +127,7 @@ std::pair<RefId, std::string> read_create(ValueReader& in, RefService& refs, con
 Future call_with_refs(RefService& refs, const std::string& to, const std::string& function, ValueWriter arguments,
                       const CallOptions& options) {
   auto passed = arguments.take_refs();
-  for (const Future& granted : refs.grant(passed, to, RefService::Carrier::kCall)) {
+  for (const Future& granted : refs.grant(passed, to, RefService::Carrier::kCall, options.timeout)) {
     if (const CallResult& result = granted.wait(); !result) throw_call_error(result.error());
   }
   Future future = refs.agent().call(to, function, arguments.take_for(to), options);

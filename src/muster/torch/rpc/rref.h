@@ -60,15 +60,14 @@ class RRef {
 
   /// Waits until there is a value. Throws as to_here() does.
   void wait(const CallOptions& options = {}) const {
-    check_creation();
-    const CallResult ready = wait_for_value(*ref_, options).wait();
+    const CallResult ready = wait_for_value(*ref_, after_creation(options)).wait();
     if (!ready) throw_call_error(ready.error());
   }
   /// Waits for the value, and returns a copy. Throws what the function threw that should have made it.
   T to_here(const CallOptions& options = {}) const {
-    check_creation();
+    const CallOptions left = after_creation(options);
     const ContextPtr context = CurrentContext::current();
-    const CallResult result = fetch(*ref_, options, context).wait();
+    const CallResult result = fetch(*ref_, left, context).wait();
     if (!result) throw_call_error(result.error());
     return read_message<T>(*result, *ref_->service(), context);
   }
@@ -83,9 +82,16 @@ class RRef {
   }
 
  private:
-  void check_creation() const {
-    if (!creation_) return;
+  /// Waits for the call that makes the value. Returns the options with the time that is left.
+  CallOptions after_creation(CallOptions options) const {
+    if (!creation_) return options;
+    const Deadline deadline = Deadline::after(options.timeout);
+    if (!creation_->wait_until(deadline)) {
+      throw_error(Error{ErrorCode::kTimeout, ref_->to_string() + " has no value yet: the call that makes it runs"});
+    }
     if (const CallResult& created = creation_->wait(); !created) throw_call_error(created.error());
+    options.timeout = std::max(deadline.left(), Duration(std::chrono::milliseconds(1)));
+    return options;
   }
 
   RefPtr ref_;

@@ -77,10 +77,12 @@ class TypedFuture {
   /// T, and ErrorException for other failures. May be called several times, but only once if T has references.
   T wait() const { return result_of(future_.wait(), *refs_, context_); }
   /// Calls back once the call has ended, as Future::then() does. The argument is a function that does what wait() does:
-  /// `future.then([](auto result) { use(result()); })`.
+  /// `future.then([](auto result) { use(result()); })`. Calls that it makes belong to the context that is current now.
   template <class F>
   void then(F callback) const {
-    future_.then([callback = std::move(callback), refs = refs_, context = context_](const CallResult& result) mutable {
+    future_.then([callback = std::move(callback), refs = refs_, context = context_,
+                  current = CurrentContext::current()](const CallResult& result) mutable {
+      const CurrentContext scope(current);
       callback([&] { return result_of(result, *refs, context); });
     });
   }
