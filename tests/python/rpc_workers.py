@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ranks import run_processes
 
 from muster import rpc
-from muster.rpc import _serving
+from muster.rpc import _agent, _serving
 
 CALL_TIMEOUT = 60.0
 
@@ -74,6 +74,16 @@ def _leaked(before: Counter[str]) -> Counter[str]:
         time.sleep(0.01)  # tidy: allow(sleep) memory has no events
 
 
+def _wait_for_no_references() -> None:
+    """Nor contexts of autograd. Other workers may still use theirs, or the messages that end them are on their way."""
+    agent = _agent.current().agent
+    deadline = time.monotonic() + CALL_TIMEOUT
+    while (left := (*agent.ref_counts(), agent.context_count())) != (0, 0, 0):
+        assert time.monotonic() < deadline, f"references owned and held, and contexts, that are left: {left}"
+        gc.collect()
+        time.sleep(0.01)  # tidy: allow(sleep) references have no events
+
+
 def _worker_main(
     rank: int,
     size: int | None,
@@ -98,6 +108,7 @@ def _worker_main(
         init = {"rpc_backend_options": options, **init}
         rpc.init_rpc(f"w{rank}", rank=rank, world_size=size, store=dist.FileStore(store), **init)
         result = body(rank, *arguments)
+        _wait_for_no_references()
         rpc.shutdown()
         if not over:  # the process group stays
             leaked = _leaked(before)

@@ -17,6 +17,7 @@ import forks
 import numpy as np
 import pytest
 import torch
+from launching import wait_until
 from rpc_workers import run_workers
 
 import muster
@@ -239,6 +240,7 @@ def _stopped_owner(rank: int) -> None:
         value.to_here()
         owner = rpc.rpc_sync("w2", os.getpid)
         os.kill(owner, signal.SIGSTOP)
+        wait_until(lambda: Path(f"/proc/{owner}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         try:
             with pytest.raises(muster.TimeoutError):
                 rpc.rpc_async("w1", read, (value,), timeout=0.2)

@@ -15,7 +15,7 @@ namespace muster::rpc {
 
 class Agent;
 
-/// Why a call failed. `error` names the worker, the function and the call. If the handler failed, `type` is the name of
+/// Why a call failed. `error` names the worker and the function. If the handler failed, `type` is the name of
 /// its exception ("ValueError"), and `traceback` is that of the remote thread; both may be empty.
 struct CallError {
   Error error;
