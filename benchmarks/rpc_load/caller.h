@@ -3,6 +3,9 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
 
 namespace muster::bench {
 
@@ -15,8 +18,9 @@ class Caller {
   virtual void prepare(size_t bytes, int count) = 0;
   /// A call, from its beginning until its result is here. `index`: of the message.
   virtual void echo(int index) = 0;
-  /// Makes `calls` calls with the first message, at most `in_flight` at a time.
-  virtual void echo_many(size_t in_flight, int calls) = 0;
+  /// Makes `calls` calls with the first message, at most `in_flight` at a time. `times` gets the microseconds of each
+  /// call, from its beginning until its result was taken, which is in the order of the beginnings or of the ends.
+  virtual void echo_many(size_t in_flight, int calls, std::vector<double>* times = nullptr) = 0;
 };
 
 /// serve_...() serves until the process is killed. It must be called in a child of its own, forked before this process
@@ -29,5 +33,10 @@ std::unique_ptr<Caller> connect_grpc(const std::string& path);
 #endif
 
 [[noreturn]] void fail_benchmark(const std::string& why);
+
+/// Since `begin`.
+inline double microseconds_since(TimePoint begin) {
+  return std::chrono::duration<double, std::micro>(steady_clock().now() - begin).count();
+}
 
 }  // namespace muster::bench

@@ -76,18 +76,23 @@ class GrpcCaller final : public Caller {
     begin(index);
     finish_one();
   }
-  void echo_many(size_t in_flight, int calls) override {
+  void echo_many(size_t in_flight, int calls, std::vector<double>* times) override {
+    const auto finish = [&] {
+      const TimePoint begun = finish_one();
+      if (times != nullptr) times->push_back(microseconds_since(begun));
+    };
     const int first = static_cast<int>(std::min<size_t>(in_flight, calls));
     for (int i = 0; i < first; ++i) begin(0);
     for (int i = first; i < calls; ++i) {
-      finish_one();
+      finish();
       begin(0);
     }
-    for (int i = 0; i < first; ++i) finish_one();
+    for (int i = 0; i < first; ++i) finish();
   }
 
  private:
   struct Call {
+    const TimePoint begun = steady_clock().now();
     grpc::ClientContext context;
     ByteBuffer reply;
     grpc::Status status;
@@ -101,12 +106,14 @@ class GrpcCaller final : public Caller {
     Call* const tag = call.release();  // finish_one() takes it
     tag->reader->Finish(&tag->reply, &tag->status, tag);
   }
-  void finish_one() {
+  /// Returns when the call began.
+  TimePoint finish_one() {
     void* tag = nullptr;
     bool ok = false;
     if (!queue_.Next(&tag, &ok)) fail_benchmark("gRPC's queue has ended");
     const std::unique_ptr<Call> call(static_cast<Call*>(tag));
     if (!ok || !call->status.ok()) fail_benchmark("gRPC: " + call->status.error_message());
+    return call->begun;
   }
 
   std::shared_ptr<grpc::Channel> channel_;

@@ -31,10 +31,6 @@ void fail_benchmark(const std::string& why) {
 
 namespace {
 
-double microseconds(TimePoint begin) {
-  return std::chrono::duration<double, std::micro>(steady_clock().now() - begin).count();
-}
-
 /// A figure of /proc/PID/status.
 double memory_kib(pid_t pid, const std::string& field) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
@@ -66,6 +62,7 @@ class Load {
     latency("tiny call, both sides asleep", 8, 1, quick_ ? 100 : 500, pause,
             [pause](int rounds) { return socket_round_trip(64, rounds, pause); });
     for (const size_t in_flight : {16, 256, 1000, 4096}) rate(in_flight, quick_ ? 50'000 : 300'000);
+    queueing(1000, quick_ ? 50'000 : 300'000);
     memory(1000, quick_ ? 50'000 : 300'000);
     for (const size_t bytes : {size_t{64} << 10, size_t{1} << 20, size_t{64} << 20}) {
       const size_t budget = size_t{1} << (quick_ ? 28 : 30);
@@ -92,7 +89,7 @@ class Load {
           if (pause > Duration::zero()) std::this_thread::sleep_for(pause);  // tidy: allow(sleep) both sides must sleep
           const TimePoint begin = steady_clock().now();
           caller->echo(i);
-          calls_of_round.push_back(microseconds(begin));
+          calls_of_round.push_back(microseconds_since(begin));
         }
         times[library].push_back(median(std::move(calls_of_round)));
       }
@@ -111,10 +108,32 @@ class Load {
       for (auto& [library, caller] : callers_) {
         const TimePoint begin = steady_clock().now();
         caller->echo_many(in_flight, calls / kRounds);
-        rates[library].push_back(calls / kRounds / (microseconds(begin) / 1e6));
+        rates[library].push_back(calls / kRounds / (microseconds_since(begin) / 1e6));
       }
     }
     report(fmt::format("calls, {} in flight", in_flight), "1/s", rates);
+  }
+
+  /// The times of calls that wait for each other. Their floor is what queueing explains: the calls in flight, divided
+  /// by muster's rate.
+  void queueing(size_t in_flight, int calls) {
+    std::map<std::string, std::vector<double>> medians, tails;
+    for (int round = 0; round < kRounds; ++round) {
+      for (auto& [library, caller] : callers_) {
+        std::vector<double> times;
+        const TimePoint begin = steady_clock().now();
+        caller->echo_many(in_flight, calls / kRounds, &times);
+        const double each = microseconds_since(begin) / (calls / kRounds);
+        std::ranges::sort(times);
+        medians[library].push_back(times[times.size() / 2]);
+        tails[library].push_back(times[times.size() * 99 / 100]);
+        if (library == "muster") {
+          for (auto* figures : {&medians, &tails}) (*figures)["floor"].push_back(static_cast<double>(in_flight) * each);
+        }
+      }
+    }
+    report(fmt::format("{} in flight, median", in_flight), "us", medians);
+    report(fmt::format("{} in flight, 99th percentile", in_flight), "us", tails);
   }
 
   /// The most memory that both processes had at a time, beyond what they had before.

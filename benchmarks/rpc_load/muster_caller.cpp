@@ -50,16 +50,19 @@ class MusterCaller final : public Caller {
 
   void echo(int index) override { check(begin(index, {.waits = true})); }
 
-  void echo_many(size_t in_flight, int calls) override {
-    std::deque<Future> futures;
+  void echo_many(size_t in_flight, int calls, std::vector<double>* times) override {
+    std::deque<std::pair<Future, TimePoint>> begun;
+    const auto finish_one = [&] {
+      check(begun.front().first);
+      if (times != nullptr) times->push_back(microseconds_since(begun.front().second));
+      begun.pop_front();
+    };
     for (int i = 0; i < calls; ++i) {
-      if (futures.size() == in_flight) {
-        check(futures.front());
-        futures.pop_front();
-      }
-      futures.push_back(begin(0, {}));
+      if (begun.size() == in_flight) finish_one();
+      const TimePoint now = times != nullptr ? steady_clock().now() : TimePoint();
+      begun.emplace_back(begin(0, {}), now);
     }
-    for (const Future& future : futures) check(future);
+    while (!begun.empty()) finish_one();
   }
 
  private:

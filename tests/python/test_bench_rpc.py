@@ -18,6 +18,7 @@ def test_each_case_has_a_row(tmp_path: Path) -> None:
     cases = [row["case"] for row in rows]
     assert cases[:2] == ["50 endpoints start", "50 endpoints call all others"]
     assert cases[2] == "tiny call" and "calls, 256 in flight" in cases and "memory, 1000 calls in flight" in cases
+    assert {"1000 in flight, median", "1000 in flight, 99th percentile"} <= set(cases)
     assert "echo of 64 MiB" in cases and "C++: backward, there and back" in cases
     assert all(row["muster"] > 0 for row in rows)
     assert all(row["floor"] > 0 for row in rows if row["unit"] == "us")
