@@ -85,6 +85,12 @@ def all_reduce_coalesced(x: torch.Tensor, group: Any) -> Any:
 
 
 @form
+def all_reduce_coalesced_async(x: torch.Tensor, group: Any) -> Any:
+    future: Any = dist.all_reduce_coalesced([x, x + 1], group=group, async_op=True)
+    return future.then(lambda done: done.value()[1] * 2).wait(), future.wait(), x
+
+
+@form
 def coalescing_all_reduce(x: torch.Tensor, group: Any) -> Any:
     y = x + 1
     with dist._coalescing_manager(group=group):
@@ -184,6 +190,24 @@ def all_gather_into_tensor_async(x: torch.Tensor, group: Any) -> Any:
     work = dist.all_gather_into_tensor(out, x, group=group, async_op=True)
     work.wait()
     return out * 2
+
+
+def lists_for_two(x: torch.Tensor, group: Any) -> list[list[torch.Tensor]]:
+    return [[torch.empty_like(x), x.new_empty(2)] for _ in range(group.size())]
+
+
+@form
+def all_gather_coalesced(x: torch.Tensor, group: Any) -> Any:
+    parts = lists_for_two(x, group)
+    dist.all_gather_coalesced(parts, [x, x[0, :2] + 1], group=group)
+    return parts
+
+
+@form
+def all_gather_coalesced_async(x: torch.Tensor, group: Any) -> Any:
+    parts = lists_for_two(x, group)
+    future: Any = dist.all_gather_coalesced(parts, [x, x[0, :2] + 1], group=group, async_op=True)
+    return future.then(lambda done: done.value()[1] * 2).wait(), future.wait(), parts
 
 
 @form

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from muster.graph._capture.work import Work
+from muster.graph._capture.work import Future, Work
 
 _REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 Tensors = list[torch.Tensor]
@@ -63,6 +63,14 @@ def _end(pending: Tensors, targets: list[Tensors], async_op: bool) -> Work | Non
     return None
 
 
+def _future(work: Work, value: Tensors, async_op: bool) -> Future | None:
+    """What the coalesced calls return: torch returns a future for them, not a Work."""
+    if async_op:
+        return work.get_future().then(lambda done: value)
+    work.wait()
+    return None
+
+
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
@@ -92,12 +100,12 @@ def all_reduce(tensor: torch.Tensor, op: Any = ReduceOp.SUM, group: Any = None, 
 
 def all_reduce_coalesced(
     tensors: Tensors, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-) -> Work | None:
+) -> Future | None:
     if _is_outside(group):
         return None
     tensors = [_real(tensor) for tensor in tensors]
     pending = torch.ops._c10d_functional.all_reduce_coalesced(tensors, _op(op), _group(group).group_name)
-    return _end(pending, [[tensor] for tensor in tensors], async_op)
+    return _future(Work(pending, [[tensor] for tensor in tensors]), tensors, async_op)
 
 
 def reduce(
@@ -236,13 +244,15 @@ def all_gather_into_tensor(
 
 def all_gather_coalesced(
     output_tensor_lists: list[Tensors], input_tensor_list: Tensors, group: Any = None, async_op: bool = False
-) -> Work | None:
+) -> Future | None:
     if _is_outside(group):
         return None
     group = _group(group)
-    flat = [tensor.reshape(-1) for tensor in input_tensor_list]
+    flat = [_real(tensor).reshape(-1) for tensor in input_tensor_list]
     pending = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(flat, group.size(), group.group_name)
-    return _end(pending, output_tensor_lists, async_op)
+    outputs = [[_real(tensor) for tensor in tensors] for tensors in output_tensor_lists]  # by rank, then by input
+    by_input = [[tensors[i] for tensors in outputs] for i in range(len(flat))]
+    return _future(Work(pending, by_input), [tensor for tensors in outputs for tensor in tensors], async_op)
 
 
 def all_to_all(
