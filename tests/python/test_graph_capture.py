@@ -159,6 +159,48 @@ def test_a_wrapper_of_another_package_can_be_captured() -> None:
     run_ranks(2, wrap_calls, timeout=400)
 
 
+def timed(*args: Any, **kwargs: Any) -> Any:
+    with open("/dev/null") as log:
+        log.read()
+    return dist.all_reduce(*args, **kwargs)
+
+
+def labelled(label: str, tensor: Any, *args: Any, op: Any = dist.ReduceOp.MAX, **kwargs: Any) -> Any:
+    return timed(tensor, op, *args, **kwargs)
+
+
+def pass_arguments(rank: int) -> None:
+    alone = [dist.new_group([each]) for each in range(2)][rank]
+    muster.graph.patch(timed, "all_reduce")
+    muster.graph.patch(labelled, "all_reduce")
+    calls: list[Callable[[Any], Any]] = [
+        lambda x: timed(x),
+        lambda x: timed(x, dist.ReduceOp.MAX),
+        lambda x: timed(x, op=dist.ReduceOp.MAX, group=alone),
+        lambda x: timed(tensor=x, group=alone),
+        lambda x: labelled("layer 1", x),
+        lambda x: labelled("layer 1", x, alone),
+        lambda x: labelled("layer 1", tensor=x, op=dist.ReduceOp.MIN, async_op=False),
+    ]
+    for number, call in enumerate(calls):
+        eager, captured = (torch.arange(3.0) * (1 - 3 * rank) for _ in range(2))
+        call(eager)
+        torch._dynamo.reset()
+        torch.compile(call, backend="aot_eager", fullgraph=True)(captured)
+        assert torch.equal(eager, captured), number
+    mistakes: list[tuple[str, Callable[[Any], Any]]] = [
+        (r"torch.distributed.all_reduce\(\) has no argument 'color'", lambda x: timed(x, color=1)),
+        ("5 arguments by position, but at most 4 are known", lambda x: timed(x, dist.ReduceOp.SUM, None, False, 1)),
+    ]
+    for words, wrong in mistakes:
+        with pytest.raises(Exception, match=words):
+            torch.compile(wrong, backend="aot_eager", fullgraph=True)(torch.ones(1))
+
+
+def test_a_wrapper_passes_on_what_the_caller_gives() -> None:
+    run_ranks(2, pass_arguments, timeout=400)
+
+
 def make_mistakes(rank: int) -> None:
     x = torch.ones(4, 2)
     mistakes: list[tuple[str, Any]] = [

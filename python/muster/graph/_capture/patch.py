@@ -38,8 +38,9 @@ def patch(function: Callable[..., Any] | str | None = None, call: str | None = N
             installed: DeepSpeed.
         call: the name of the call in torch.distributed. Default: the function's own name.
 
-    Arguments that torch's call does not have, such as names for a log, are ignored in a graph. Further calls for the
-    same function do nothing.
+    Parameters of the function that torch's call does not have, such as names for a log, are ignored in a graph. What
+    the function takes as *args and **kwargs must be arguments of torch's call. Further calls for the same function do
+    nothing.
 
     Raises:
         ValueError: torch.distributed has no such call, or a graph cannot hold it.
@@ -71,18 +72,38 @@ def _undecorated(wrapper: Callable[..., Any], name: str) -> Callable[..., Any]:
     return next((each for each in cells if inspect.isfunction(each) and each.__name__ == name), wrapper)
 
 
+def _has_default(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not parameter.empty and parameter.default is not None
+
+
 def _adapted(wrapper: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
     """`call` with the wrapper's arguments. The first ones are those of the call, in the same order."""
-    own = list(inspect.signature(_undecorated(wrapper, call.__name__)).parameters.values())
+    parameters = list(inspect.signature(_undecorated(wrapper, call.__name__)).parameters.values())
+    own = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     given = list(inspect.signature(call).parameters)
-    names = [parameter.name for parameter in own]
-    known = {parameter.name: parameter.name for parameter in own if parameter.name in given}
+    known = {each.name: each.name for each in own if each.name in given}
     for parameter, name in zip(own, given, strict=False):
-        if parameter.default is parameter.empty and parameter.name not in known:
+        if parameter.default is parameter.empty and parameter.name not in known and name not in known.values():
             known[parameter.name] = name
+    ignored = [each.name for each in own if each.name not in known]
+    # The call has its own default where the wrapper's is None.
+    defaults = {known[each.name]: each.default for each in own if each.name in known and _has_default(each)}
+    order = [each.name for each in own if each.kind is not each.KEYWORD_ONLY]
+    if len(own) < len(parameters):  # *args or **kwargs, which bring the other arguments of the call
+        rest = [name for name in given if name not in known.values()]
+        known |= {name: name for name in rest}
+        order += rest if any(each.kind is each.VAR_POSITIONAL for each in parameters) else []
+    title = f"{wrapper.__module__}.{wrapper.__name__}"
 
     def traceable(*arguments: Any, **named: Any) -> Any:
-        everything = dict(zip(names, arguments, strict=False)) | named
-        return call(**{known[name]: value for name, value in everything.items() if name in known})
+        if len(arguments) > len(order):
+            raise TypeError(f"{title}: {len(arguments)} arguments by position, but at most {len(order)} are known")
+        passed = dict(defaults)
+        for name, value in [*zip(order, arguments, strict=False), *named.items()]:
+            if name in known:
+                passed[known[name]] = value
+            elif name not in ignored:
+                raise TypeError(f"{title}: torch.distributed.{call.__name__}() has no argument {name!r}")
+        return call(**passed)
 
     return traceable
