@@ -78,6 +78,21 @@ def all_reduce_future(x: torch.Tensor, group: Any) -> Any:
 
 
 @form
+def all_reduce_future_chain(x: torch.Tensor, group: Any) -> Any:
+    """Each callback runs once, though two futures wait for the first one."""
+    runs = []
+
+    def double(done: Any) -> Any:
+        runs.append(1)
+        return done.value()[0] * 2
+
+    doubled: Any = dist.all_reduce(x, group=group, async_op=True).get_future().then(double)
+    doubled.wait()
+    sums = [doubled.then(lambda done: done.value() + 1), doubled.then(lambda done: done.wait() + 2)]
+    return [each.wait() for each in sums], doubled.value(), len(runs)
+
+
+@form
 def all_reduce_coalesced(x: torch.Tensor, group: Any) -> Any:
     y = x + 1
     dist.all_reduce_coalesced([x, y], group=group)

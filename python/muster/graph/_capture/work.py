@@ -49,20 +49,20 @@ class Work:
         return self._source
 
     def get_future(self) -> Future:
-        return Future(self, [])
+        return Future(self)
 
 
 class Future:
     """The future of a Work, with the methods of torch.futures.Future. Callbacks run when something waits for it."""
 
-    def __init__(self, work: Work, callbacks: list[Callable[[Any], Any]]):
-        self._work = work
-        self._callbacks = callbacks
+    def __init__(self, source: Work | Future, callback: Callable[[Any], Any] | None = None):
+        self._source: Any = source
+        self._callback = callback
         self._value: Any = None
         self._done = False
 
     def then(self, callback: Callable[[Any], Any]) -> Future:
-        return Future(self._work, [*self._callbacks, callback])
+        return Future(self, callback)
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         raise NotImplementedError("muster: add_done_callback() is not supported inside a compiled graph; use then()")
@@ -72,31 +72,18 @@ class Future:
         return True
 
     def wait(self) -> Any:
-        if not self._done:
-            self._done = True
-            self._value = self._work.result()
-            for callback in self._callbacks:
-                self._value = callback(_Done(self._value))
+        if self._done:
+            return self._value
+        self._done = True
+        if self._callback is None:
+            self._value = self._source.result()
+        else:
+            self._source.wait()
+            self._value = self._callback(self._source)
         return self._value
 
     def value(self) -> Any:
         return self.wait()
-
-
-class _Done:
-    """The future that a callback gets."""
-
-    def __init__(self, value: Any):
-        self._value = value
-
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> Any:
-        return self._value
-
-    def value(self) -> Any:
-        return self._value
 
 
 def _copy(source: torch.Tensor, targets: list[torch.Tensor]) -> None:
