@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import muster.graph
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+import torch.distributed.nn.functional as dist_nn
 from graph_forms import FORMS
 from ranks import run_ranks
 
@@ -221,3 +223,126 @@ def make_mistakes(rank: int) -> None:
 
 def test_mistakes_are_errors() -> None:
     run_ranks(2, make_mistakes, timeout=400)
+
+
+calls: Any = dist  # mypy does not know the lists of tensors
+nn_calls: Any = dist_nn
+Mistakes = list[tuple[str, Callable[[], Any]]]  # what the error says, and the call
+
+
+def empties(*sizes: int, dtype: Any = None) -> list[torch.Tensor]:
+    return [torch.empty(size, dtype=dtype) for size in sizes]
+
+
+def wrong_gathers(x: torch.Tensor) -> Mistakes:
+    return [
+        (r"all_gather: tensor_list\[\d\] has 2 elements, but needs 4", lambda: calls.all_gather(empties(2, 2), x)),
+        ("all_gather: tensor_list has length 1, but the group has 2", lambda: calls.all_gather(empties(4), x)),
+        (
+            "all_gather: .*torch.float32 and torch.float64",
+            lambda: calls.all_gather(empties(4, 4, dtype=torch.float64), x),
+        ),
+        (
+            "all_gather_into_tensor: output_tensor has 7 elements, but needs 8",
+            lambda: calls.all_gather_into_tensor(*empties(7), x),
+        ),
+        (
+            "all_gather_into_tensor: .*torch.float32 and torch.int64",
+            lambda: calls.all_gather_into_tensor(*empties(8, dtype=torch.int64), x),
+        ),
+        (
+            "all_gather_coalesced: output_tensor_lists has length 1, but the group has 2 ranks",
+            lambda: calls.all_gather_coalesced([empties(4)], [x]),
+        ),
+        (
+            r"all_gather_coalesced: output_tensor_lists\[0\] has 1 tensors for 2 inputs",
+            lambda: calls.all_gather_coalesced([empties(4), empties(4)], [x, x]),
+        ),
+        (
+            r"all_gather_coalesced: the list of outputs for input 0\[0\] has 3 elements, but needs 4",
+            lambda: calls.all_gather_coalesced([empties(3), empties(5)], [x]),
+        ),
+    ]
+
+
+def wrong_reductions(x: torch.Tensor) -> Mistakes:
+    return [
+        (
+            "all_reduce_coalesced: .*torch.float32 and torch.int32",
+            lambda: calls.all_reduce_coalesced([x, x.to(torch.int32)]),
+        ),
+        ("reduce_scatter: output has 3 elements, but needs 4", lambda: calls.reduce_scatter(*empties(3), [x, x])),
+        (
+            "reduce_scatter: input_list has length 3, but the group has 2 ranks",
+            lambda: calls.reduce_scatter(*empties(4), [x, x, x]),
+        ),
+        (
+            "reduce_scatter: .*torch.float32 and torch.float64",
+            lambda: calls.reduce_scatter(*empties(4), [x, x.double()]),
+        ),
+        (
+            "reduce_scatter_tensor: input has 4 elements, but needs 8",
+            lambda: calls.reduce_scatter_tensor(*empties(4), x),
+        ),
+    ]
+
+
+def wrong_all_to_alls(x: torch.Tensor) -> Mistakes:
+    return [
+        (
+            "all_to_all: output_tensor_list has length 1, but the group has 2 ranks",
+            lambda: calls.all_to_all(empties(8), [x, x]),
+        ),
+        ("all_to_all: .*torch.float32 and torch.float64", lambda: calls.all_to_all(empties(4, 4), [x, x.double()])),
+        (
+            "all_to_all_single: output_split_sizes has length 1, but the group has 2 ranks",
+            lambda: calls.all_to_all_single(*empties(4), x, [4], [2, 2]),
+        ),
+        (
+            "all_to_all_single: the input has 3 rows, which cannot be split evenly among 2 ranks",
+            lambda: calls.all_to_all_single(*empties(4), x[:3]),
+        ),
+        (
+            "all_to_all_single: .*torch.float32 and torch.int64",
+            lambda: calls.all_to_all_single(*empties(4, dtype=torch.int64), x),
+        ),
+    ]
+
+
+def wrong_at_root(x: torch.Tensor) -> Mistakes:
+    return [
+        ("gather: gather_list has length 3, but the group has 2", lambda: calls.gather(x, empties(4, 4, 4), dst=0)),
+        (r"gather: gather_list\[1\] has 5 elements, but needs 4", lambda: calls.gather(x, empties(4, 5), dst=0)),
+        ("scatter: scatter_list has length 1, but the group has 2", lambda: calls.scatter(x, empties(4), src=0)),
+        (r"scatter: scatter_list\[0\] has 3 elements, but needs 4", lambda: calls.scatter(x, empties(3, 3), src=0)),
+    ]
+
+
+def wrong_calls_with_gradients(x: torch.Tensor) -> Mistakes:
+    """Without a graph, torch does not check these at all ranks."""
+    return [
+        (
+            r"reduce_scatter: input_list\[1\] has 2 elements, but needs 4",
+            lambda: nn_calls.reduce_scatter(*empties(4), [x, x[:2]]),
+        ),
+        (
+            "all_to_all: input_tensor_list has length 1, but the group has 2 ranks",
+            lambda: nn_calls.all_to_all(empties(4, 4), [x]),
+        ),
+    ]
+
+
+def give_wrong_tensors(rank: int) -> None:
+    x = torch.ones(4)
+    mistakes = wrong_gathers(x) + wrong_reductions(x) + wrong_all_to_alls(x) + (wrong_at_root(x) if rank == 0 else [])
+    for _, call in mistakes:
+        with pytest.raises((ValueError, RuntimeError)):
+            call()
+    for words, call in mistakes + wrong_calls_with_gradients(x):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=words):
+            torch.compile(call, backend="aot_eager", fullgraph=True)()
+
+
+def test_wrong_sizes_and_dtypes_are_errors() -> None:
+    run_ranks(2, give_wrong_tensors, timeout=400)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+from muster.graph._capture.checks import check_count, check_dtypes, check_parts, check_size, check_whole
 from muster.graph._capture.work import Future, Work
 
 _REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -104,6 +105,7 @@ def all_reduce_coalesced(
     if _is_outside(group):
         return None
     tensors = [_real(tensor) for tensor in tensors]
+    check_dtypes("all_reduce_coalesced", *tensors)
     pending = torch.ops._c10d_functional.all_reduce_coalesced(tensors, _op(op), _group(group).group_name)
     return _future(Work(pending, [[tensor] for tensor in tensors]), tensors, async_op)
 
@@ -131,6 +133,9 @@ def reduce_scatter(
         return None
     group = _group(group)
     sizes = _sizes(input_list)
+    check_count("reduce_scatter", "input_list", input_list, group)
+    check_dtypes("reduce_scatter", output, *input_list)
+    check_size("reduce_scatter", "output", output.numel(), sizes[group.rank()])
     if _are_equal(sizes):
         pending = torch.ops._c10d_functional.reduce_scatter_tensor(
             _flat(input_list), _op(op), group.size(), group.group_name
@@ -148,6 +153,7 @@ def reduce_scatter_tensor(
     if _is_outside(group):
         return None
     group = _group(group)
+    check_whole("reduce_scatter_tensor", "input", input, output, group)
     rows = input if input.dim() == output.dim() else input.reshape(-1)
     pending = torch.ops._c10d_functional.reduce_scatter_tensor(rows, _op(op), group.size(), group.group_name)
     return _end([pending], [[output]], async_op)
@@ -181,10 +187,9 @@ def gather(
 ) -> Work | None:
     if _is_outside(group):
         return None
-    group = _group(group)
-    root = _root(group, 0 if dst is None and group_dst is None else dst, group_dst, "dst")
-    pending = torch.ops.muster.gather(tensor, root, group.rank(), group.group_name)
-    return _end([pending], [_list_at_root(gather_list, group.rank() == root, "gather_list")], async_op)
+    if gather_list:
+        check_parts("gather", "gather_list", gather_list, tensor, _group(group))
+    return _gather(tensor, gather_list, dst, group, async_op, group_dst)
 
 
 def gather_single(
@@ -195,8 +200,20 @@ def gather_single(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    parts = None if gather_tensor is None else [gather_tensor]
-    return gather(tensor, parts, dst, group, async_op, group_dst)
+    if _is_outside(group):
+        return None
+    if gather_tensor is not None:
+        check_whole("gather_single", "gather_tensor", gather_tensor, tensor, _group(group))
+    return _gather(tensor, None if gather_tensor is None else [gather_tensor], dst, group, async_op, group_dst)
+
+
+def _gather(
+    tensor: torch.Tensor, targets: Tensors | None, dst: int | None, group: Any, async_op: bool, group_dst: int | None
+) -> Work | None:
+    group = _group(group)
+    root = _root(group, 0 if dst is None and group_dst is None else dst, group_dst, "dst")
+    pending = torch.ops.muster.gather(tensor, root, group.rank(), group.group_name)
+    return _end([pending], [_list_at_root(targets, group.rank() == root, "gather_list")], async_op)
 
 
 def scatter(
@@ -212,6 +229,8 @@ def scatter(
     group = _group(group)
     root = _root(group, 0 if src is None and group_src is None else src, group_src, "src")
     parts = _list_at_root(scatter_list, group.rank() == root, "scatter_list")
+    if parts:
+        check_parts("scatter", "scatter_list", parts, tensor, group)
     stacked = torch.stack(parts) if parts else tensor.new_empty([0, *tensor.shape])
     return _end([torch.ops.muster.scatter(stacked, root, group.group_name)], [[tensor]], async_op)
 
@@ -224,6 +243,9 @@ def all_gather(tensor_list: Tensors, tensor: torch.Tensor, group: Any = None, as
         return None
     group = _group(group)
     sizes = _sizes(tensor_list)
+    check_count("all_gather", "tensor_list", tensor_list, group)
+    check_dtypes("all_gather", tensor, *tensor_list)
+    check_size("all_gather", f"tensor_list[{group.rank()}]", sizes[group.rank()], tensor.numel())
     if _are_equal(sizes):
         pending = torch.ops._c10d_functional.all_gather_into_tensor(tensor.reshape(-1), group.size(), group.group_name)
     else:
@@ -237,6 +259,7 @@ def all_gather_into_tensor(
     if _is_outside(group):
         return None
     group = _group(group)
+    check_whole("all_gather_into_tensor", "output_tensor", output_tensor, input_tensor, group)
     rows = input_tensor if input_tensor.dim() == output_tensor.dim() else input_tensor.reshape(-1)
     pending = torch.ops._c10d_functional.all_gather_into_tensor(rows, group.size(), group.group_name)
     return _end([pending], [[output_tensor]], async_op)
@@ -248,10 +271,20 @@ def all_gather_coalesced(
     if _is_outside(group):
         return None
     group = _group(group)
-    flat = [_real(tensor).reshape(-1) for tensor in input_tensor_list]
-    pending = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(flat, group.size(), group.group_name)
+    inputs = [_real(tensor) for tensor in input_tensor_list]
     outputs = [[_real(tensor) for tensor in tensors] for tensors in output_tensor_lists]  # by rank, then by input
-    by_input = [[tensors[i] for tensors in outputs] for i in range(len(flat))]
+    check_count("all_gather_coalesced", "output_tensor_lists", outputs, group)
+    for rank, tensors in enumerate(outputs):
+        if len(tensors) != len(inputs):
+            raise ValueError(
+                f"all_gather_coalesced: output_tensor_lists[{rank}] has {len(tensors)} tensors for {len(inputs)} inputs"
+            )
+    by_input = [[tensors[i] for tensors in outputs] for i in range(len(inputs))]
+    check_dtypes("all_gather_coalesced", *inputs)
+    for i, (tensor, parts) in enumerate(zip(inputs, by_input, strict=True)):
+        check_parts("all_gather_coalesced", f"the list of outputs for input {i}", parts, tensor, group)
+    flat = [tensor.reshape(-1) for tensor in inputs]
+    pending = torch.ops._c10d_functional.all_gather_into_tensor_coalesced(flat, group.size(), group.group_name)
     return _future(Work(pending, by_input), [tensor for tensors in outputs for tensor in tensors], async_op)
 
 
@@ -260,8 +293,12 @@ def all_to_all(
 ) -> Work | None:
     if _is_outside(group):
         return None
+    group = _group(group)
+    check_count("all_to_all", "output_tensor_list", output_tensor_list, group)
+    check_count("all_to_all", "input_tensor_list", input_tensor_list, group)
+    check_dtypes("all_to_all", *input_tensor_list, *output_tensor_list)
     pending = torch.ops._c10d_functional.all_to_all_single(
-        _flat(input_tensor_list), _sizes(output_tensor_list), _sizes(input_tensor_list), _group(group).group_name
+        _flat(input_tensor_list), _sizes(output_tensor_list), _sizes(input_tensor_list), group.group_name
     )
     return _end([pending], [output_tensor_list], async_op)
 
@@ -277,17 +314,26 @@ def all_to_all_single(
     if _is_outside(group):
         return None
     group = _group(group)
+    check_dtypes("all_to_all_single", input, output)
     pending = torch.ops._c10d_functional.all_to_all_single(
         input,
-        _splits(output, output_split_sizes, group.size()),
-        _splits(input, input_split_sizes, group.size()),
+        _splits(output, output_split_sizes, group, "output"),
+        _splits(input, input_split_sizes, group, "input"),
         group.group_name,
     )
     return _end([pending], [[output]], async_op)
 
 
-def _splits(tensor: torch.Tensor, sizes: list[int] | None, group_size: int) -> list[int]:
-    return list(sizes) if sizes else [tensor.shape[0] // group_size] * group_size
+def _splits(tensor: torch.Tensor, sizes: list[int] | None, group: Any, what: str) -> list[int]:
+    if sizes:
+        check_count("all_to_all_single", f"{what}_split_sizes", sizes, group)
+        return list(sizes)
+    if tensor.shape[0] % group.size() != 0:
+        raise ValueError(
+            f"all_to_all_single: the {what} has {tensor.shape[0]} rows, which cannot be split evenly "
+            f"among {group.size()} ranks"
+        )
+    return [tensor.shape[0] // group.size()] * group.size()
 
 
 def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> Work | None:

@@ -12,6 +12,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from muster.graph._capture.calls import Tensors, _flat, _group, _op, _root, _sizes, _splits
+from muster.graph._capture.checks import check_count, check_dtypes, check_parts
 from muster.graph._capture.operators import _wait
 
 
@@ -49,6 +50,7 @@ def reduce_scatter(
     output: torch.Tensor, input_list: Tensors, op: Any = ReduceOp.SUM, group: Any = None
 ) -> torch.Tensor:
     group = _group(group)
+    check_parts("reduce_scatter", "input_list", input_list, output, group)
     pending = torch.ops._c10d_functional_autograd.reduce_scatter_tensor(
         _flat(list(input_list)), _op(op), group.size(), group.group_name
     )
@@ -64,12 +66,16 @@ def all_gather(tensor: torch.Tensor, group: Any = None) -> tuple[torch.Tensor, .
 
 
 def all_to_all(output_tensor_list: Tensors, input_tensor_list: Tensors, group: Any = None) -> tuple[torch.Tensor, ...]:
+    group = _group(group)
+    check_count("all_to_all", "output_tensor_list", output_tensor_list, group)
+    check_count("all_to_all", "input_tensor_list", input_tensor_list, group)
+    check_dtypes("all_to_all", *input_tensor_list, *output_tensor_list)
     sizes = _sizes(output_tensor_list)
     pending = torch.ops._c10d_functional_autograd.all_to_all_single(
         _flat(list(input_tensor_list)),
         sizes,
         _sizes(input_tensor_list),
-        _group(group).group_name,
+        group.group_name,
     )
     parts = _wait(pending).split(sizes)
     return tuple(part.view(like.shape) for part, like in zip(parts, output_tensor_list, strict=True))
@@ -85,8 +91,8 @@ def all_to_all_single(
     group = _group(group)
     pending = torch.ops._c10d_functional_autograd.all_to_all_single(
         input,
-        _splits(output, output_split_sizes, group.size()),
-        _splits(input, input_split_sizes, group.size()),
+        _splits(output, output_split_sizes, group, "output"),
+        _splits(input, input_split_sizes, group, "input"),
         group.group_name,
     )
     return _wait(pending)
