@@ -114,6 +114,24 @@ def coalescing_async(x: torch.Tensor, group: Any) -> Any:
 
 
 @form
+def coalescing_async_calls(x: torch.Tensor, group: Any) -> Any:
+    out = x.new_empty(4 * group.size(), 3)
+    with dist._coalescing_manager(group=group, async_ops=True) as manager:
+        dist.all_gather_into_tensor(out, x, group=group, async_op=True)
+    manager.wait()
+    return out * 2
+
+
+@form
+def coalescing_async_calls_in_a_waiting_block(x: torch.Tensor, group: Any) -> Any:
+    y = x + 1
+    with dist._coalescing_manager(group=group):
+        dist.all_reduce(x, group=group, async_op=True)
+        dist.all_reduce(y, group=group, async_op=True)
+    return x * 2, y
+
+
+@form
 def coalescing_all_gather(x: torch.Tensor, group: Any) -> Any:
     out = [x.new_empty(4 * group.size(), 3) for _ in range(2)]
     with dist._coalescing_manager(group=group):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from graph_forms import FORMS
@@ -87,6 +88,69 @@ def send_equal_messages(rank: int) -> None:
 
 def test_equal_messages_are_not_merged() -> None:
     run_ranks(2, send_equal_messages, timeout=100)
+
+
+def begin_only(rank: int, compiler: str) -> None:
+    """Nothing waits for these calls. The tensor of the gradient must be sent once, not in backward again."""
+    torch.set_num_threads(1)
+
+    @torch.compile(backend=compiler, fullgraph=True)
+    def step(x: torch.Tensor, message: torch.Tensor, weights: torch.Tensor) -> Any:
+        parts, whole = [torch.empty_like(x) for _ in range(2)], x.new_empty(8)
+        dist.all_reduce(x[1:], async_op=True)
+        dist.all_gather(parts, message, async_op=True)
+        dist.all_gather_into_tensor(whole, message, async_op=True).get_future()
+        received = torch.empty_like(message)
+        if rank == 0:
+            dist.isend(message, 1)
+        else:
+            dist.irecv(received, 0)
+        return (message * weights).sum(), parts, whole, received
+
+    for number in range(2):
+        x, weights = torch.ones(4) + rank, torch.ones(4, requires_grad=True)
+        message = torch.arange(4.0) + 10 * rank + number
+        loss, parts, whole, received = step(x, message, weights)
+        loss.backward()
+        first = torch.arange(4.0) + number
+        both = torch.cat([first, first + 10])
+        assert x.tolist() == [1 + rank, 3, 3, 3]
+        assert torch.equal(torch.cat(parts), both)
+        assert torch.equal(whole, both)
+        assert rank == 0 or torch.equal(received, first)
+        assert torch.equal(weights.grad, message)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor", "muster"])
+def test_calls_that_nothing_waits_for_end_with_the_graph(compiler: str) -> None:
+    run_ranks(2, begin_only, compiler, timeout=400)
+
+
+def wait_in_next_graph(rank: int) -> None:
+    """The work leaves the first graph, which must not wait for it: rank 1 would send only then."""
+    torch.set_num_threads(1)
+
+    @torch.compile
+    def receive(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        work: Any = dist.irecv(out, 1)
+        x = x * 2
+        torch._dynamo.graph_break()
+        dist.send(x, 1)
+        work.wait()
+        return out + x
+
+    x = torch.ones(4)
+    if rank == 0:
+        assert receive(x).tolist() == [7, 7, 7, 7]
+    else:
+        message = torch.empty(4)
+        dist.recv(message, 0)
+        dist.send(message + 3, 0)
+
+
+def test_a_work_may_cross_a_graph_break() -> None:
+    run_ranks(2, wait_in_next_graph, timeout=400)
 
 
 def test_memory_of_a_pending_send_is_not_used_again(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from muster.graph._capture.checks import check_count, check_dtypes, check_parts, check_size, check_whole
+from muster.graph._capture.pending import CoalescingManager, begin
 from muster.graph._capture.work import Future, Work
 
 _REDUCE_OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -59,7 +60,7 @@ def _list_at_root(tensors: Tensors | None, is_root: bool, what: str) -> Tensors:
 def _end(pending: Tensors, targets: list[Tensors], async_op: bool) -> Work | None:
     work = Work(pending, targets)
     if async_op:
-        return work
+        return begin(work)
     work.wait()
     return None
 
@@ -67,7 +68,7 @@ def _end(pending: Tensors, targets: list[Tensors], async_op: bool) -> Work | Non
 def _future(work: Work, value: Tensors, async_op: bool) -> Future | None:
     """What the coalesced calls return: torch returns a future for them, not a Work."""
     if async_op:
-        return work.get_future().then(lambda done: value)
+        return begin(work).get_future().then(lambda done: value)
     work.wait()
     return None
 
@@ -374,7 +375,7 @@ def _exchange(ops: list[dist.P2POp]) -> list[Work]:
         group.group_name,
     )
     return [
-        Work([result], [[] if is_send else [op.tensor]], dist.get_global_rank(group, op.group_peer))
+        begin(Work([result], [[] if is_send else [op.tensor]], dist.get_global_rank(group, op.group_peer)))
         for op, result, is_send in zip(ops, pending, sends, strict=True)
     ]
 
@@ -419,24 +420,8 @@ def recv(
     return work.source_rank()
 
 
-class CoalescingManager:
-    """torch's block, in which calls need not wait for each other. In a graph they never do."""
-
-    def __enter__(self) -> CoalescingManager:
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        pass
-
-    def append(self, work: Any) -> None:
-        work.wait()
-
-    def wait(self) -> None:
-        pass
-
-
 def _coalescing_manager(group: Any = None, device: Any = None, async_ops: Any = False) -> CoalescingManager:
-    return CoalescingManager()
+    return CoalescingManager(async_ops)
 
 
 def _breaking(name: str) -> Callable[..., Any]:

@@ -29,9 +29,10 @@ def _extend_dynamo() -> None:
     import torch.distributed.nn.functional as dist_nn
 
     from muster.graph._capture import calls as _calls
-    from muster.graph._capture import nn_calls, operators
+    from muster.graph._capture import nn_calls, operators, pending
 
     operators.register()
+    torch.compiler.allow_in_graph(pending.begun)
     if hasattr(torch._dynamo.config, "enable_p2p_compilation"):
         torch._dynamo.config.enable_p2p_compilation = True
     for module, calls in ((dist, _calls.CALLS), (dist, _calls.OBJECT_CALLS), (dist_nn, nn_calls.CALLS)):

@@ -24,9 +24,12 @@ class Work:
         if self._done:
             return True
         self._done = True
-        for pending, targets in zip(self._pending, self._targets, strict=True):
-            _copy(torch.ops._c10d_functional.wait_tensor(pending), targets)
+        for pending, targets in self.results():
+            copy(torch.ops._c10d_functional.wait_tensor(pending), targets)
         return True
+
+    def results(self) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+        return list(zip(self._pending, self._targets, strict=True))
 
     def is_completed(self) -> bool:
         """Waits: a graph cannot ask whether a call has ended."""
@@ -86,7 +89,7 @@ class Future:
         return self.wait()
 
 
-def _copy(source: torch.Tensor, targets: list[torch.Tensor]) -> None:
+def copy(source: torch.Tensor, targets: list[torch.Tensor]) -> None:
     if len(targets) == 1:
         targets[0].copy_(source.view(targets[0].shape))
         return
