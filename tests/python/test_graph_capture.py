@@ -16,7 +16,9 @@ from graph_forms import FORMS
 from ranks import run_ranks
 
 # What has a gradient without a graph, too.
-DIFFERENTIABLE = [name for name in FORMS if name.startswith("nn_") or "autograd" in name]
+DIFFERENTIABLE = [
+    name for name in FORMS if name.startswith("nn_") or "autograd" in name or name.endswith("_tensor_uneven")
+]
 
 
 def compare_forms(rank: int, compiler: str, names: list[str], needs_gradient: bool) -> dict[str, str]:
@@ -62,6 +64,35 @@ def test_each_form_is_captured() -> None:
 
 def test_each_form_has_the_gradient_that_it_has_without_a_graph() -> None:
     assert_equal(2, "aot_eager", DIFFERENTIABLE, needs_gradient=True)
+
+
+def differentiate_uneven(rank: int) -> None:
+    """The gradients from their definition: what each rank's input adds to the sum of all ranks' losses."""
+    torch.set_num_threads(1)
+    sizes = [3, 0, 2]
+    begin, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
+    weights = [torch.arange(10.0).reshape(5, 2) + 10 * each for each in range(3)]  # of each rank's loss
+
+    def gather(x: torch.Tensor) -> torch.Tensor:
+        return (muster.graph.all_gather_into_tensor_uneven(x, sizes) * weights[rank]).sum()
+
+    def scatter(x: torch.Tensor, op: Any) -> torch.Tensor:
+        return (muster.graph.reduce_scatter_tensor_uneven(x, sizes, op) * weights[rank][begin:end]).sum()
+
+    own_rows = torch.cat([weights[each][sum(sizes[:each]) : sum(sizes[: each + 1])] for each in range(3)])
+    for make in (lambda f: f, lambda f: torch.compile(f, backend="aot_eager", fullgraph=True)):
+        torch._dynamo.reset()
+        x = torch.ones(sizes[rank], 2, requires_grad=True)
+        make(gather)(x).backward()
+        torch.testing.assert_close(x.grad, sum(weights)[begin:end])  # type: ignore[index]
+        for op, factor in ((dist.ReduceOp.SUM, 1), (dist.ReduceOp.AVG, 1 / 3)):
+            x = torch.ones(5, 2, requires_grad=True)
+            make(scatter)(x, op).backward()
+            torch.testing.assert_close(x.grad, own_rows * factor)
+
+
+def test_uneven_calls_have_the_gradient_of_their_definition() -> None:
+    run_ranks(3, differentiate_uneven, timeout=400)
 
 
 def call_in_part(rank: int) -> None:

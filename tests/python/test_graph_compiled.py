@@ -153,5 +153,72 @@ def test_a_work_may_cross_a_graph_break() -> None:
     run_ranks(2, wait_in_next_graph, timeout=400)
 
 
+def mix_dtypes(rank: int) -> None:
+    torch.set_num_threads(1)
+
+    def step(x: torch.Tensor) -> list[torch.Tensor]:
+        tensors = [x.to(dtype) for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.float64, torch.uint8)]
+        for each in tensors:
+            dist.all_reduce(each)
+        gathered = [each.new_empty(2 * len(x)) for each in tensors]
+        for whole, part in zip(gathered, tensors, strict=True):
+            dist.all_gather_into_tensor(whole, part + rank)
+        return tensors + gathered
+
+    compiled = torch.compile(step, backend="muster", fullgraph=True)
+    inputs = [torch.arange(5.0) + rank for _ in range(2)]
+    for actual, expected in zip(compiled(inputs[0]), step(inputs[1]), strict=True):
+        torch.testing.assert_close(actual, expected)  # also compares dtypes
+
+
+def test_collectives_of_several_dtypes_are_not_mixed_up() -> None:
+    run_ranks(2, mix_dtypes, timeout=400)
+
+
+def alias_inputs(rank: int, compiler: str) -> None:
+    """The arguments share memory. What a collective writes to one must be in the other."""
+    torch.set_num_threads(1)
+
+    def step(whole: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(rows)
+        dist.all_gather_into_tensor(whole[1:3].view(-1), rows[0] + whole[0] + rank)
+        return whole * 2 + rows.sum()
+
+    results = []
+    for function in (step, torch.compile(step, backend=compiler, fullgraph=True)):
+        whole = torch.arange(10.0).reshape(5, 2) + rank
+        results.append((function(whole, whole[2:4]), whole))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "muster"])
+def test_arguments_may_share_memory(compiler: str) -> None:
+    run_ranks(2, alias_inputs, compiler, timeout=400)
+
+
+def branch_on_data(rank: int) -> None:
+    torch.set_num_threads(1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        total = x.sum()
+        dist.all_reduce(total)
+        if total > 0:  # equal at all ranks
+            dist.all_reduce(x)
+        return x * 2
+
+    compiled = torch.compile(step, backend="muster")
+    for sign in (1, -1):
+        inputs = [torch.ones(3) * sign * (rank + 1) for _ in range(2)]
+        assert torch.equal(compiled(inputs[0]), step(inputs[1]))
+        assert torch.equal(inputs[0], inputs[1])
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"[Dd]ata-dependent"):
+        torch.compile(step, backend="muster", fullgraph=True)(torch.ones(3))
+
+
+def test_a_branch_on_data_ends_the_graph() -> None:
+    run_ranks(2, branch_on_data, timeout=400)
+
+
 def test_memory_of_a_pending_send_is_not_used_again(tmp_path: Path) -> None:
     run_ranks(2, send_late, env={"MUSTER_TRANSPORT": "tcp", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, timeout=400)
