@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from muster.graph._plan.costs import Costs, LinkCosts
+from muster.graph._plan.inductor import tasks_of
 from muster.graph._plan.schedule import Kind, Task, lower_bound, order, timeline
+from ranks import run_ranks
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 MS = 1e-3
 
@@ -109,3 +119,37 @@ def test_a_gradient_is_sent_as_soon_as_it_is_there_and_awaited_last() -> None:
 def test_a_circle_is_an_error() -> None:
     with pytest.raises(ValueError, match="circle"):
         order([Task(Kind.COMPUTE, 1.0, frozenset({1})), Task(Kind.COMPUTE, 1.0, frozenset({0}))])
+
+
+def tasks_of_writes(rank: int) -> list[Task]:
+    c10d: Any = torch.ops._c10d_functional
+    group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        gathered = c10d.wait_tensor(c10d.all_gather_into_tensor(x, 2, group))
+        c10d.wait_tensor(c10d.all_reduce_(x, "sum", group))
+        return gathered, c10d.wait_tensor(c10d.all_gather_into_tensor(y, 2, group))
+
+    tasks: list[Task] = []
+
+    def keep(nodes: list[Any]) -> list[Any]:
+        tasks.extend(tasks_of(nodes, Costs(links={group: LinkCosts(1e-4, 1e9, ranks=2)}), keeps_order=False))
+        return nodes
+
+    options = {
+        "reorder_for_compute_comm_overlap": True,
+        "reorder_for_compute_comm_overlap_passes": [keep],
+        "force_disable_caches": True,
+    }
+    with FakeTensorMode(), torch._inductor.config.patch(options):
+        inputs = [torch.ones(4, 4), torch.ones(4, 4)]
+        compile_fx_inner(make_fx(step)(*inputs), inputs)
+    return tasks
+
+
+def test_a_collective_writes_a_tensor_only_after_another_has_read_it() -> None:
+    (tasks,) = run_ranks(1, tasks_of_writes)
+    first, second, third = (index for index, task in enumerate(tasks) if task.kind is Kind.START)
+    waits = {task.start: index for index, task in enumerate(tasks) if task.kind is Kind.WAIT}
+    assert waits[first] in tasks[second].needs
+    assert not tasks[third].needs, "of another tensor"

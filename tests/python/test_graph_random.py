@@ -58,32 +58,41 @@ def sent(x: Matrix, group: Any) -> Matrix:
     return y
 
 
-COLLECTIVES: list[Callable[[Matrix, Any], Matrix]] = [reduced, gathered, scattered, exchanged, sent]
+def overwritten(x: Matrix, group: Any) -> Matrix:
+    """Gathers x, and then reduces it in place, over another group if `group` is not the default one."""
+    whole = gathered(x, group)
+    dist.all_reduce(x)
+    return whole
 
 
-def draw(seed: int, groups: list[Any]) -> Callable[[Matrix], tuple[Matrix, ...]]:
-    """A function with about 14 operations, of which half are collectives."""
+COLLECTIVES: list[Callable[[Matrix, Any], Matrix]] = [reduced, gathered, scattered, exchanged, sent, overwritten]
+
+
+def draw(seed: int, groups: list[Any]) -> Callable[[Matrix, Matrix], tuple[Matrix, ...]]:
+    """A function with about 14 operations, of which half are collectives. Some of them write to the second input:
+    Inductor copies other tensors before it reduces them in place.
+    """
     numbers = random.Random(seed)
     plan = [
         (numbers.choice([None, *COLLECTIVES, None, None]), numbers.random(), numbers.random(), numbers.randrange(2))
         for _ in range(14)
     ]
 
-    def function(x: Matrix) -> tuple[Matrix, ...]:
+    def function(x: Matrix, written: Matrix) -> tuple[Matrix, ...]:
         values = [x]
         for collective, first, second, group in plan:
             a, b = values[int(first * len(values))], values[int(second * len(values))]
             if collective is not None:
-                values.append(collective(a, groups[group]))
+                values.append(collective(written if collective is overwritten else a, groups[group]))
             else:
                 values.append([(a @ b) / SIDE, a + b][group])
-        return tuple(values[1:])
+        return (*values[1:], written)
 
     return function
 
 
 def reused(code: str) -> list[str]:
-    """The lines that give up memory of a collective that is pending."""
+    """The lines that give up memory of a collective that is pending, or begin another one that writes to it."""
     pending: dict[str, set[str]] = {}  # by the buffer that is waited for
     lists: dict[str, list[str]] = {}  # the inputs of an operator with several results, one for each
     found = []
@@ -95,6 +104,8 @@ def reused(code: str) -> list[str]:
                 lists[match[1]] = inputs
             else:
                 name = match[1] or inputs[0]
+                if not match[1] and any(name in buffers for buffers in pending.values()):
+                    found.append(line)
                 pending[name] = {*inputs, name}
         elif (match := PART.match(line)) and match[2] in lists:
             pending[match[1]] = {lists[match[2]][int(match[3])], match[1]}
@@ -114,10 +125,11 @@ def compare_graphs(rank: int) -> list[str]:
         torch._dynamo.reset()
         function = draw(seed, groups)
         torch.manual_seed(rank)
-        x = torch.randn(SIDE, SIDE)
+        x, written = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
         backend = muster.graph.backend(muster.graph.Config(buckets=seed % 2 == 0))
-        result, codes = run_and_get_code(torch.compile(function, backend=backend, fullgraph=True), x)
-        torch.testing.assert_close(result, function(x), msg=f"seed {seed}")
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        result, codes = run_and_get_code(compiled, x, written.clone())
+        torch.testing.assert_close(result, function(x, written), msg=f"seed {seed}")
         failures += [f"seed {seed}: {line}" for code in codes for line in reused(code)]
     return failures
 
@@ -136,3 +148,12 @@ def test_the_check_of_buffers_finds_a_reuse() -> None:
         del buf1
     """
     assert reused(code) == ["buf2 = buf0; del buf0  # reuse"]
+
+
+def test_the_check_of_buffers_finds_a_write() -> None:
+    write = "torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')"
+    code = f"""def call(args):
+        buf1 = torch.ops._c10d_functional.all_gather_into_tensor.default(buf0, 2, '0')
+        {write}
+    """
+    assert reused(code) == [write]

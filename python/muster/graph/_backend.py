@@ -119,7 +119,8 @@ def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -
         costs = costs_of(groups) if same_operators else unknown_costs(groups)
     overlap = config.overlap and not getattr(inductor_config, "deterministic", False)  # Inductor would skip the order
     rewrite = _rewriting(costs, config, merges=config.buckets and same_operators, plans=overlap and same_sizes)
-    options: dict[str, Any] = {"post_grad_custom_post_pass": rewrite}
+    # Inductor would move a wait behind a collective that then reduces in place what the pending one still reads.
+    options: dict[str, Any] = {"post_grad_custom_post_pass": rewrite, "reorder_for_locality": False}
     if overlap:
         folder = os.fspath(config.plans or os.environ.get("MUSTER_GRAPH_PLANS", ""))
         if folder and groups[0].rank() != 0:

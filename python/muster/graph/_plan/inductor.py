@@ -53,7 +53,7 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
         needs = frozenset(
             makers[dep.name]
             for dep in node.unmet_dependencies
-            if makers.get(dep.name, index) != index and not _only_orders(node, dep, nodes[makers[dep.name]])
+            if makers.get(dep.name, index) != index and not _only_orders(node, dep)
         )
         if is_collective(node.node):
             tasks.append(_start(node.node, needs | last_start, costs))
@@ -72,13 +72,16 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
     return tasks
 
 
-def _only_orders(node: Any, dep: Any, maker: Any) -> bool:
-    """True if the dependency only keeps collectives in the order of the program. Inductor adds such dependencies, and
-    makes them ones on the wait of the earlier collective. The plan has an order of its own, equal at all ranks.
+def _only_orders(node: Any, dep: Any) -> bool:
+    """True if the dependency only keeps collectives in the order of the program. The plan has an order of its own,
+    equal at all ranks.
+
+    Inductor adds such a dependency for the collective's own result. Of one that lets a collective write to a buffer
+    only after others have read it, `mutating_buf` is that write, also where the reader is a wait.
     """
     if not (isinstance(dep, WeakDep) and dep.is_fake and is_collective(node.node)):
         return False
-    return is_wait(maker.node) or (is_collective(maker.node) and not node.node.get_mutation_names())
+    return any(output.get_name() == dep.mutating_buf and not output.get_mutations() for output in node.get_outputs())
 
 
 def _start(kernel: Any, needs: frozenset[int], costs: Costs) -> Task:
