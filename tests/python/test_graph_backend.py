@@ -152,7 +152,7 @@ def test_gradients_are_those_without_a_graph() -> None:
     run_ranks(2, train, timeout=TIMEOUT)
 
 
-def differ(rank: int) -> None:
+def differ(rank: int, cpp_wrapper: bool) -> None:
     @torch.compile(backend="muster", fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         if rank == 0:
@@ -161,14 +161,32 @@ def differ(rank: int) -> None:
             dist.broadcast(x, 0)
         return x * 2
 
-    with pytest.raises(
-        Exception, match=r"collective 0 of the graph is \w+ at rank 0, and \w+ at rank 1|at rank 1, and"
-    ):
+    source = r"\(\[4\], at test_graph_backend.py:\d+\)"
+    message = rf"0 of group 0 is all_reduce sum of 4 float32 {source} at rank 0, and broadcast of 4 float32 {source} at"
+    with torch._inductor.config.patch(cpp_wrapper=cpp_wrapper), pytest.raises(Exception, match=message):
         step(torch.ones(4))
 
 
-def test_ranks_that_compile_other_collectives_get_an_error() -> None:
-    run_ranks(2, differ, timeout=TIMEOUT)
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_ranks_that_compile_other_collectives_get_an_error(cpp_wrapper: bool) -> None:
+    run_ranks(2, differ, cpp_wrapper, timeout=TIMEOUT)
+
+
+def differ_in_shape(rank: int) -> None:
+    @torch.compile(backend="muster", fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        return x * 2
+
+    message = (
+        r"is all_reduce sum of 4 float32 \(\[4\], at .*\) at rank 0, and all_reduce sum of 6 float64 \(\[2, 3\], at"
+    )
+    with pytest.raises(Exception, match=message):
+        step(torch.ones(4) if rank == 0 else torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_ranks_whose_tensors_differ_get_an_error() -> None:
+    run_ranks(2, differ_in_shape, timeout=TIMEOUT)
 
 
 def compile_alone(rank: int) -> None:
@@ -194,6 +212,8 @@ def measure_while_compiling(rank: int) -> None:
     """As Inductor does: its dispatcher would keep the GIL in each collective."""
     compiling = torch._C.DispatchKey.PythonDispatcher
     seen = []
+    group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    graph = torch.fx.symbolic_trace(lambda x: torch.ops._c10d_functional.all_reduce.default(x, "sum", group))
 
     def broadcast(*arguments: Any, **named: Any) -> Any:
         seen.append(torch._C._dispatch_tls_is_dispatch_key_included(compiling))
@@ -205,7 +225,7 @@ def measure_while_compiling(rank: int) -> None:
         FakeTensorMode(),
     ):
         assert torch._C._dispatch_tls_is_dispatch_key_included(compiling)
-        options_of([dist.group.WORLD], muster.graph.Config(), torch.fx.symbolic_trace(torch.nn.Identity()))
+        options_of([dist.group.WORLD], muster.graph.Config(), graph)
     assert seen == [False]
 
 

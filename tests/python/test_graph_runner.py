@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import muster.errors
 import muster.graph
 import pytest
 import torch
@@ -96,3 +97,21 @@ def refuse(rank: int, folder: str) -> None:
 
 def test_a_group_without_a_name_is_refused(tmp_path: Path) -> None:
     run_ranks(2, refuse, str(tmp_path), timeout=TIMEOUT)
+
+
+class Reduction(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if dist.get_rank() == 0:
+            dist.all_reduce(x)
+        else:
+            dist.broadcast(x, 0)
+        return x
+
+
+def package_other_calls(rank: int, folder: str) -> None:
+    with pytest.raises(muster.errors.MismatchError, match=r"is all_reduce .* at rank 0, and broadcast .* at rank 1"):
+        muster.graph.package(Reduction(), (torch.ones(2),), f"{folder}/rank{rank}.pt2")
+
+
+def test_ranks_that_package_other_collectives_get_an_error(tmp_path: Path) -> None:
+    run_ranks(2, package_other_calls, str(tmp_path), timeout=TIMEOUT)

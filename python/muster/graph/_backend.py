@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -16,12 +18,16 @@ import torch.fx
 from torch.distributed import distributed_c10d as c10d
 
 from muster.graph._plan import NAMESPACES
-from muster.graph._plan.agreement import Digest, agree, compare
+from muster.graph._plan.agreement import Call, Digest, agree, compare
 from muster.graph._plan.costs import Costs, costs_of, unknown_costs
+from muster.graph._plan.saved import source_of
 
 # In Inductor's code: torch.ops.NAMESPACE.OPERATOR.default(BUFFER, ..., 'GROUP')
 _CALL = re.compile(rf"torch\.ops\.(?:{'|'.join(NAMESPACES)})\.(\w+)\.\w+\((.*)\)$", re.MULTILINE)
 _GROUP = re.compile(r"'([^']*)'[^']*$")
+_MESSAGES = ("exchange", "isend", "irecv", "batch_p2p_ops")  # of two ranks: the others of the group need not compile
+# Of these operators, a rank's tensor may have another size than those of other ranks.
+_UNEVEN = ("all_gather_uneven", "reduce_scatter_uneven", "all_to_all_single", "scatter")
 
 
 @dataclass(frozen=True)
@@ -73,11 +79,13 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         groups = groups_of(graph)
         if not groups:
             return compile_fx_inner(graph, *arguments, **named)
+        calls = collectives_of(graph)  # Inductor will change the graph
+        compared = groups
         with inductor_config.patch(options_of(groups, config, graph)):
             compiled = compile_fx_inner(graph, *arguments, **named)
-        calls = _calls_of(getattr(compiled, "source_code", ""))
-        for group in groups:
-            agree(group, calls.get(group.group_name, []), config.timeout)
+        # The order, too: Inductor might fuse other kernels, where graphs differ in numbers. C++ code has no calls that
+        # are found here.
+        agree(compared, _calls_of(getattr(compiled, "source_code", "")), config.timeout)
         return compiled
 
     # A rank that finds the graph in this cache would not compare it with the others.
@@ -102,8 +110,7 @@ def _digest(graph: torch.fx.GraphModule, groups: list[Any]) -> Digest:
 
 
 def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -> dict[str, Any]:
-    """Of Inductor, for a graph with collectives of these groups. All of their ranks must call it: they compare their
-    graphs.
+    """Of Inductor, for a graph that uses these groups. All of their ranks must call it: they compare their graphs. Raises as agree() does.
 
     What ranks decide must be equal. If their graphs differ in operators, nothing is merged, and collectives begin in
     the order of the program; if only sizes differ, as in uneven parts, only the order is kept.
@@ -112,13 +119,19 @@ def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -
     from torch._inductor import config as inductor_config
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    same_operators, same_sizes = compare(groups, _digest(graph, groups), config.timeout)
+    calls = collectives_of(graph)
+    compared = groups
+    same_operators = same_sizes = False
+    if compared:
+        same_operators, same_sizes = compare(compared, _digest(graph, groups), calls, config.timeout)
+    keeps_order = not same_sizes
     # The compiler's tensors have no data, and what is measured needs some. Its dispatcher keeps the GIL in collectives,
     # and Gloo's threads take the GIL with Gloo's mutex held, to drop tensors: a deadlock.
     with unset_fake_temporarily(), no_python_dispatcher():
-        costs = costs_of(groups) if same_operators else unknown_costs(groups)
+        costs = costs_of(compared) if same_operators else unknown_costs(compared)
+    costs = dataclasses.replace(costs, links=unknown_costs(groups).links | costs.links)
     overlap = config.overlap and not getattr(inductor_config, "deterministic", False)  # Inductor would skip the order
-    rewrite = _rewriting(costs, config, merges=config.buckets and same_operators, plans=overlap and same_sizes)
+    rewrite = _rewriting(costs, config, merges=config.buckets and same_operators, plans=overlap and not keeps_order)
     # Inductor would move a wait behind a collective that then reduces in place what the pending one still reads.
     options: dict[str, Any] = {"post_grad_custom_post_pass": rewrite, "reorder_for_locality": False}
     if overlap:
@@ -128,7 +141,7 @@ def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -
         if folder:
             options["force_disable_caches"] = True  # a graph from the cache has no plan
         options["reorder_for_compute_comm_overlap"] = True
-        options["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, not same_sizes, folder)]
+        options["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, keeps_order, folder)]
     return options
 
 
@@ -177,16 +190,47 @@ def _version() -> str:
 
 
 def groups_of(module: torch.fx.GraphModule) -> list[Any]:
-    """The groups of the graph's collectives, in the order of their first call."""
-    names: dict[str, None] = {}
+    """The groups of the graph's collectives and messages, in the order of their first call."""
+    names = dict.fromkeys(name for name, _ in _group_calls(module))
+    return [c10d._resolve_process_group(name) for name in names]  # type: ignore[arg-type]
+
+
+def collectives_of(module: torch.fx.GraphModule) -> dict[str, list[Call]]:
+    """The collectives of the graph, by group, without messages, which differ by rank."""
+    calls: dict[str, list[Call]] = {}
+    for name, node in _group_calls(module):
+        call = _call(node)
+        if call is not None:
+            calls.setdefault(name, []).append(call)
+    return calls
+
+
+def _call(node: torch.fx.Node) -> Call | None:
+    from muster.graph._plan.graph_tasks import number, tensors_of
+
+    operator = str(node.target).split(".")[1].rstrip("_")
+    if operator in _MESSAGES:
+        return None
+    tensors = tensors_of(torch.fx.node.map_arg(node.args[0], lambda each: each.meta.get("val")))
+    shapes = [[int(number(size)) for size in each.shape] for each in tensors]
+    # The group's name is the last text, and the operation of a reduction the one before.
+    operations = [each for each in node.args if isinstance(each, str)][:-1]
+    count = [] if operator in _UNEVEN else [str(sum(map(math.prod, shapes)))]
+    dtypes = dict.fromkeys(str(each.dtype).removeprefix("torch.") for each in tensors)
+    source = source_of(node.meta.get("stack_trace"))
+    details = ", ".join([*map(str, shapes), *([f"at {source}"] if source else [])])
+    return Call(" ".join([operator, *operations, "of", *count, *dtypes]), f"({details})")
+
+
+def _group_calls(module: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.Node]]:
+    """The nodes that use a group, each with the group's name."""
     for part in module.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             if node.op == "call_function" and str(node.target).partition(".")[0] in NAMESPACES:
-                arguments = [*node.args, *node.kwargs.values()]
-                names |= dict.fromkeys(
-                    each for each in reversed(arguments) if isinstance(each, str) and _is_group(each)
-                )
-    return [c10d._resolve_process_group(name) for name in names]  # type: ignore[arg-type]
+                arguments = reversed([*node.args, *node.kwargs.values()])
+                name = next((each for each in arguments if isinstance(each, str) and _is_group(each)), None)
+                if name is not None:
+                    yield name, node
 
 
 def _is_group(name: str) -> bool:
@@ -197,11 +241,11 @@ def _is_group(name: str) -> bool:
     return True
 
 
-def _calls_of(code: str) -> dict[str, list[str]]:
-    """The collectives in Inductor's code, by group, without messages, which differ by rank."""
-    calls: dict[str, list[str]] = {}
+def _calls_of(code: str) -> dict[str, list[Call]]:
+    """The collectives in Inductor's code, by group, without messages."""
+    calls: dict[str, list[Call]] = {}
     for operator, arguments in _CALL.findall(code):
         group = _GROUP.search(arguments)
-        if group is not None and operator != "exchange":
-            calls.setdefault(group.group(1), []).append(operator)
+        if group is not None and operator not in _MESSAGES:
+            calls.setdefault(group.group(1), []).append(Call(operator))
     return calls

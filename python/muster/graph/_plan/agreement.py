@@ -2,13 +2,19 @@
 
 A rank whose graph has other collectives would wait in them for ever, or get wrong data. So would one that compiles
 again although the others do not.
+
+The keys are in the store of the default group, so that a rank can read those of groups that it is not in. Rank 0 of a
+group collects what its ranks have, and writes it to one key, which the others read.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import hashlib
 import json
+import time
+import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,7 +23,20 @@ from torch.distributed import distributed_c10d as c10d
 
 from muster.errors import MismatchError, TimeoutError  # noqa: A004
 
-_rounds: collections.Counter[str] = collections.Counter()  # by the phase and the name of the group
+# By the default group, and by the phase and the name of a group. A default group that is formed again has a new store,
+# where all ranks begin at 0. The names of its groups may be those of earlier ones.
+_rounds: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective of a graph."""
+
+    compared: str  # equal at all ranks
+    details: str = ""  # may differ: its shape, and the line of the program
+
+    def __str__(self) -> str:
+        return f"{self.compared} {self.details}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -28,73 +47,137 @@ class Digest:
     sizes: str
 
 
-def agree(group: Any, what: list[str], timeout: timedelta) -> None:
-    """Compares `what` of all ranks of the group: the collectives of a graph in the order in which they begin.
+def agree(groups: list[Any], calls: dict[str, list[Call]], timeout: timedelta) -> None:
+    """Compares the calls of each group, by its name, in the order in which they begin.
 
-    Raises MismatchError if it differs, with the first difference, and TimeoutError if a rank has nothing to compare.
+    Raises MismatchError if ranks have other calls, with the first difference, and TimeoutError if a rank has nothing to
+    compare.
     """
-    (answers,) = _exchange([group], "calls", what, timeout)
-    for other, theirs in enumerate(answers):
-        if theirs != what:
-            raise MismatchError(_difference(group.rank(), what, other, theirs))
+    _exchange(groups, "calls", {}, calls, timeout)
 
 
-def compare(groups: list[Any], digest: Digest, timeout: timedelta) -> tuple[bool, bool]:
-    """True, True if all ranks of the groups have the same digest; True, False if only sizes differ. All ranks get the
-    same answer, also in a mesh, where a difference in a group of another rank arrives through the groups that they
-    share. Ranks may use different groups, in any order.
+def compare(groups: list[Any], digest: Digest, calls: dict[str, list[Call]], timeout: timedelta) -> tuple[bool, bool]:
+    """True, True if all ranks of the groups have the same digest; True, False if only sizes differ. Compares calls, as
+    agree() does.
+
+    Ranks that are connected through groups get the same answer, also if they share none. Ranks may use different
+    groups. If they use the same ones in different orders, their operators differ.
     """
-    seen = {(digest.operators, digest.sizes)}
-    rounds = dict.fromkeys(groups, 1)  # the most groups that one of its ranks uses: as many rounds reach all
-    number = 0
-    while taking_part := [group for group in groups if number < rounds[group]]:
-        mine = {"seen": sorted(seen), "groups": len(groups)}
-        for group, answers in zip(taking_part, _exchange(taking_part, "digests", mine, timeout), strict=True):
-            rounds[group] = max(rounds[group], *(answer["groups"] for answer in answers))
-            seen.update(tuple(each) for answer in answers for each in answer["seen"])
-        number += 1
-    return len({operators for operators, _ in seen}) == 1, len(seen) == 1
+    own = {"operators": digest.operators, "sizes": digest.sizes}
+    answers = _exchange(groups, "graphs", own, calls, timeout)
+    entries = [entry for found in answers.values() for _, entry in found]
+    places = [{entry["place"] for _, entry in found} for found in answers.values()]
+    same_operators = len({entry["operators"] for entry in entries}) == 1 and all(len(each) == 1 for each in places)
+    return same_operators, same_operators and len({entry["sizes"] for entry in entries}) == 1
 
 
-def _exchange(groups: list[Any], phase: str, what: Any, timeout: timedelta) -> list[list[Any]]:
-    """What each rank of each group has."""
-    keys = [f"muster/graph/{phase}/{_rounds[phase + group.group_name]}" for group in groups]
-    for group, key in zip(groups, keys, strict=True):
-        _store(group).set(f"{key}/{group.rank()}", json.dumps(what))
+# What a rank has for a group, with the first rank of the group that has it.
+Answers = list[tuple[int, dict[str, Any]]]
+
+
+def _exchange(
+    groups: list[Any], phase: str, own: dict[str, Any], calls: dict[str, list[Call]], timeout: timedelta
+) -> dict[str, Answers]:
+    """What differs among the ranks of each group that is connected with these, by its name. All have the same calls."""
+    store = c10d._world.pg_map[c10d._get_default_group()][1]
+    rounds = _rounds.setdefault(c10d._get_default_group(), collections.Counter())
+    connected = [
+        (group.group_name, group.size(), f"muster/graph/{phase}/{group.group_name}/{rounds[phase + group.group_name]}")
+        for group in groups
+    ]
+    reader = _Reader(store, time.monotonic() + timeout.total_seconds(), timeout)
+    for place, (group, (name, _, key)) in enumerate(zip(groups, connected, strict=True)):
+        entry = {**own, "place": place, "calls": _hash(calls.get(name, [])), "groups": connected}
+        store.set(f"{key}/{group.rank()}", json.dumps(entry))
     try:
-        answers = [_answers(group, key, timeout) for group, key in zip(groups, keys, strict=True)]
+        for group, (name, size, key) in zip(groups, connected, strict=True):
+            if group.rank() == 0:
+                store.set(key, json.dumps(_collect(reader, group, name, size, key)))
+        answers: dict[str, Answers] = {}
+        unread = list(connected)
+        for name, size, key in unread:  # grows
+            if name not in answers:
+                answers[name] = reader.read(key, name, size, key)
+                unread += [each for _, entry in answers[name] for each in entry["groups"]]
     except TimeoutError:
-        for group, key in zip(groups, keys, strict=True):  # so that the next graph is not compared with this one
+        for group, (_, _, key) in zip(groups, connected, strict=True):  # the next graph is not compared with this one
             with contextlib.suppress(Exception):
-                _store(group).delete_key(f"{key}/{group.rank()}")
+                store.delete_key(f"{key}/{group.rank()}")
         raise
-    _rounds.update(phase + group.group_name for group in groups)
+    rounds.update(phase + name for name, _, _ in connected)
+    for name, found in sorted(answers.items()):
+        _check_calls(reader, name, found, calls.get(name, []))
     return answers
 
 
-def _store(group: Any) -> Any:
-    return c10d._world.pg_map[group][1]
+def _collect(reader: _Reader, group: Any, name: str, size: int, key: str) -> Answers:
+    first: dict[str, int] = {}
+    for rank in range(size):
+        entry = json.dumps(reader.read(f"{key}/{rank}", name, size, key))
+        first.setdefault(entry, c10d.get_global_rank(group, rank))
+    return [(rank, json.loads(entry)) for entry, rank in first.items()]
 
 
-def _answers(group: Any, key: str, timeout: timedelta) -> list[Any]:
-    answers = []
-    for other in range(group.size()):
+class _Reader:
+    """Reads keys of the store until a deadline."""
+
+    def __init__(self, store: Any, deadline: float, timeout: timedelta):
+        self.store = store
+        self._deadline = deadline
+        self._timeout = timeout
+
+    def read(self, key: str, group_name: str, size: int, entries: str) -> Any:
+        """Raises TimeoutError with the rank of the group whose entry is missing."""
         try:
-            _store(group).wait([f"{key}/{other}"], timeout)
+            self.store.wait([key], timedelta(seconds=max(self._deadline - time.monotonic(), 0.001)))
+            return json.loads(self.store.get(key))
         except Exception as error:
+            missing, own = self._missing(size, entries), c10d.get_rank()
             raise TimeoutError(
-                f"rank {other} of group {group.group_name} has not compiled the graph that rank {group.rank()} "
-                f"compiles within {timeout.total_seconds():g} s. It may have taken another branch, or rank "
-                f"{group.rank()} alone compiles again, for an input of another shape."
+                f"rank {missing} of group {group_name} has not compiled the graph that rank {own} compiles within "
+                f"{self._timeout.total_seconds():g} s. It may have taken another branch, or rank {own} alone compiles "
+                "again, for an input of another shape."
             ) from error
-        answers.append(json.loads(_store(group).get(f"{key}/{other}")))
-    return answers
+
+    def _missing(self, size: int, entries: str) -> int:
+        """The first rank that reaches its deadline says which one is missing: its own entry is about to be deleted."""
+        found = f"{entries}/missing"
+        if self.store.check([found]):
+            rank = int(self.store.get(found))
+            if not self.store.check([f"{entries}/{rank}"]):
+                return rank
+        rank = next((rank for rank in range(size) if not self.store.check([f"{entries}/{rank}"])), 0)
+        self.store.set(found, str(rank))
+        return rank
 
 
-def _difference(rank: int, ours: list[str], other: int, theirs: list[str]) -> str:
+def _hash(calls: list[Call]) -> str:
+    return hashlib.sha256("\n".join(call.compared for call in calls).encode()).hexdigest()
+
+
+def _check_calls(reader: _Reader, name: str, found: Answers, calls: list[Call]) -> None:
+    """Raises MismatchError if ranks of the group have other calls than its first rank. Both ranks then publish theirs,
+    so that all that are connected with them can name the difference.
+    """
+    first, other = found[0], next((each for each in found if each[1]["calls"] != found[0][1]["calls"]), None)
+    if other is None:
+        return
+    lists = []
+    for rank, entry in (first, other):
+        _, size, key = next(each for each in entry["groups"] if each[0] == name)
+        if rank == c10d.get_rank():
+            reader.store.set(f"{key}/calls of {rank}", json.dumps([(call.compared, call.details) for call in calls]))
+        lists.append([Call(*each) for each in reader.read(f"{key}/calls of {rank}", name, size, key)])
+    raise MismatchError(_difference(name, first[0], lists[0], other[0], lists[1]))
+
+
+def _difference(group_name: str, rank: int, ours: list[Call], other: int, theirs: list[Call]) -> str:
     for number, (mine, its) in enumerate(zip(ours, theirs, strict=False)):
-        if mine != its:
-            return f"collective {number} of the graph is {mine} at rank {rank}, and {its} at rank {other}"
-    longer, more = (rank, ours) if len(ours) > len(theirs) else (other, theirs)
+        if mine.compared != its.compared:
+            return f"collective {number} of group {group_name} is {mine} at rank {rank}, and {its} at rank {other}"
     shorter = min(len(ours), len(theirs))
-    return f"the graph of rank {longer} has collective {shorter}, {more[shorter]}; that of the other rank has none"
+    longer, more, lacking = (rank, ours, other) if len(ours) > len(theirs) else (other, theirs, rank)
+    return (
+        f"collective {shorter} of group {group_name} is {more[shorter]} at rank {longer}, and the graph of rank "
+        f"{lacking} has only {shorter}"
+    )

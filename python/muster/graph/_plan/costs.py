@@ -69,7 +69,8 @@ _known: weakref.WeakKeyDictionary[Any, dict[tuple[str, ...], Costs]] = weakref.W
 
 def costs_of(groups: list[Any]) -> Costs:
     """The costs of graphs with these groups, equal at all ranks. Measured at the first call, which takes as long as
-    some 15 reductions of 4 MiB for each group. All ranks must make it at the same time, with groups in the same places.
+    some 15 reductions of 4 MiB for each group. All ranks must make it at the same time, with groups in the same places,
+    which compare() makes sure of.
     """
     names = tuple(group.group_name for group in groups)
     known = _known.setdefault(groups[0], {})

@@ -20,7 +20,8 @@ from muster.graph._plan.schedule import Kind, Task, order
 def reorder(nodes: list[Any], costs: Costs, max_bytes: float, keeps_order: bool, folder: str = "") -> list[Any]:
     """The nodes of Inductor's scheduler in the order of the plan. With a folder, the plan is saved there.
 
-    keeps_order: collectives begin in the order of the program, because the plans of ranks might differ.
+    keeps_order: collectives begin in the order of the program, and before the waits that come after them there, because
+    the plans of ranks might differ.
     """
     tasks = tasks_of(nodes, costs, keeps_order)
     planned = order(tasks, max_bytes)
@@ -64,6 +65,8 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
             parts = {need for need in needs if isinstance(nodes[need].node, MultiOutput)}
             before = needs.union(*(tasks[part].needs for part in parts))
             starts = [need for need in sorted(before) if tasks[need].kind is Kind.START]
+            # A rank that waited before it begins a collective of another group might wait for a rank that waits for it.
+            needs |= last_start
             tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]) if starts else Task(Kind.COMPUTE, 0.0, needs))
         else:
             flops = sum(part.estimate_flops() or 0 for part in node.get_nodes())
