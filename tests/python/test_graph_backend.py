@@ -189,6 +189,50 @@ def test_ranks_whose_tensors_differ_get_an_error() -> None:
     run_ranks(2, differ_in_shape, timeout=TIMEOUT)
 
 
+def send_between_two(rank: int) -> None:
+    """Only ranks 0 and 1 of the default group compile. Then the first two ranks compile two graphs, the others one."""
+    torch.set_num_threads(1)
+    config = muster.graph.Config(timeout=timedelta(seconds=60))
+    backend = muster.graph.backend(config)
+    stages = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+
+    def message(x: torch.Tensor) -> torch.Tensor:
+        received = torch.zeros_like(x)
+        if rank == 0:
+            dist.send(x + 1, 1)
+        else:
+            dist.recv(received, 0)
+        return received * 2
+
+    if rank < 2:
+        result = torch.compile(message, backend=backend, fullgraph=True)(torch.ones(4))
+        assert result.tolist() == [4.0 * rank] * 4
+
+    def first_stage(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x, group=stages[0])
+        dist.send(x, rank + 2)
+        return x
+
+    def second_stage(x: torch.Tensor) -> torch.Tensor:
+        dist.recv(x, rank - 2)
+        dist.all_reduce(x, group=stages[1])
+        return x
+
+    if rank < 2:
+        torch.compile(first_stage, backend=backend, fullgraph=True)(torch.ones(4))
+        torch.compile(first_stage, backend=backend, fullgraph=True)(torch.ones(5, 2))
+    else:
+        compiled = torch.compile(second_stage, backend=backend, fullgraph=True)
+        assert compiled(torch.zeros(4)).tolist() == [4.0] * 4
+        received = torch.zeros(5, 2)
+        dist.recv(received, rank - 2)
+        assert received.tolist() == [[2.0] * 2] * 5
+
+
+def test_ranks_that_exchange_no_message_need_not_compile() -> None:
+    run_ranks(4, send_between_two, timeout=TIMEOUT)
+
+
 def compile_alone(rank: int) -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(x)

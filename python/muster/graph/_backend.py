@@ -80,7 +80,7 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         if not groups:
             return compile_fx_inner(graph, *arguments, **named)
         calls = collectives_of(graph)  # Inductor will change the graph
-        compared = groups
+        compared = [group for group in groups if group.group_name in calls]
         with inductor_config.patch(options_of(groups, config, graph)):
             compiled = compile_fx_inner(graph, *arguments, **named)
         # The order, too: Inductor might fuse other kernels, where graphs differ in numbers. C++ code has no calls that
@@ -110,7 +110,11 @@ def _digest(graph: torch.fx.GraphModule, groups: list[Any]) -> Digest:
 
 
 def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -> dict[str, Any]:
-    """Of Inductor, for a graph that uses these groups. All of their ranks must call it: they compare their graphs. Raises as agree() does.
+    """Of Inductor, for a graph that uses these groups. All ranks of those that have collectives must call it: they
+    compare their graphs. Raises as agree() does.
+
+    Groups that only send messages are not compared, because their other ranks may compile nothing. A graph with such
+    groups keeps its order: the plans of its peers may differ.
 
     What ranks decide must be equal. If their graphs differ in operators, nothing is merged, and collectives begin in
     the order of the program; if only sizes differ, as in uneven parts, only the order is kept.
@@ -120,11 +124,11 @@ def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     calls = collectives_of(graph)
-    compared = groups
+    compared = [group for group in groups if group.group_name in calls]
     same_operators = same_sizes = False
     if compared:
         same_operators, same_sizes = compare(compared, _digest(graph, groups), calls, config.timeout)
-    keeps_order = not same_sizes
+    keeps_order = not same_sizes or len(compared) < len(groups)
     # The compiler's tensors have no data, and what is measured needs some. Its dispatcher keeps the GIL in collectives,
     # and Gloo's threads take the GIL with Gloo's mutex held, to drop tensors: a deadlock.
     with unset_fake_temporarily(), no_python_dispatcher():
