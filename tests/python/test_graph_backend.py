@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -16,6 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from muster.graph._backend import options_of
+from muster.graph._plan import costs
+from muster.graph._plan.costs import Costs, LinkCosts
 from ranks import run_ranks
 from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor.utils import run_and_get_code
@@ -231,6 +234,51 @@ def send_between_two(rank: int) -> None:
 
 def test_ranks_that_exchange_no_message_need_not_compile() -> None:
     run_ranks(4, send_between_two, timeout=TIMEOUT)
+
+
+def measure(rank: int) -> Costs:
+    """Each rank measures something else."""
+    rate = float(2 ** (10 + rank))
+    with (
+        unittest.mock.patch.object(costs, "_measure_machine", lambda: (rate, rate)),
+        unittest.mock.patch.object(costs, "_measure_links", lambda group: (1 / rate, rate, 1.0)),
+    ):
+        return costs.costs_of([dist.group.WORLD])
+
+
+def test_all_ranks_use_the_costs_that_rank_0_measures() -> None:
+    first, *others = run_ranks(3, measure)
+    assert first == Costs(1024.0, 1024.0, {"0": LinkCosts(1 / 1024, 1024.0, 3)})
+    assert others == [first, first]
+
+
+def count_misses(rank: int) -> list[int]:
+    """Of Inductor's cache, for each option."""
+    torch.set_num_threads(1)
+    x, shards = inputs(rank)
+    shards = [torch.cat([shard, shard]) for shard in shards]
+    config = muster.graph.Config()
+    changed: list[dict[str, Any]] = [
+        {},
+        {},
+        {"overlap": False},
+        {"buckets": False},
+        {"chunks": False},
+        {"max_bytes": 9},
+    ]
+    misses = []
+    for change in changed:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        backend = muster.graph.backend(dataclasses.replace(config, **change))
+        torch.compile(gathered, backend=backend, fullgraph=True)(x, shards)
+        misses.append(torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"])
+    return misses
+
+
+def test_an_option_is_part_of_the_key_of_inductors_cache(tmp_path: Path) -> None:
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+    assert run_ranks(1, count_misses, env=env, timeout=TIMEOUT) == [[1, 0, 1, 1, 1, 1]]
 
 
 def compile_alone(rank: int) -> None:
