@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import muster.errors
 import pytest
@@ -35,6 +36,25 @@ def change_shapes(rank: int) -> None:
 
 def test_one_graph_serves_several_shapes() -> None:
     run_ranks(2, change_shapes, timeout=TIMEOUT)
+
+
+def fail_to_compile(rank: int) -> None:
+    torch.set_num_threads(1)
+
+    def fails(*arguments: Any, **named: Any) -> Any:
+        raise ValueError("no code for this")
+
+    x = torch.ones(4, 3) + rank
+    with mock.patch("torch._inductor.compile_fx.compile_fx_inner", fails):
+        compiled = torch.compile(step, backend="muster")
+        with pytest.raises(Exception, match=r"(?s)no code for this.*should run eagerly: set TORCH_COMPILE_DISABLE=1"):
+            compiled(x)
+    with torch.compiler.set_stance("force_eager"):
+        assert compiled(x) == step(x)
+
+
+def test_a_graph_that_cannot_be_compiled_says_how_to_run_the_model() -> None:
+    run_ranks(2, fail_to_compile, timeout=TIMEOUT)
 
 
 def form_again(rank: int, store: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch.fx
 from torch.distributed import distributed_c10d as c10d
 
+from muster import errors as muster_errors
 from muster.graph._plan import NAMESPACES
 from muster.graph._plan.agreement import Call, Digest, agree, compare
 from muster.graph._plan.costs import Costs, costs_of, unknown_costs
@@ -28,6 +29,11 @@ _GROUP = re.compile(r"'([^']*)'[^']*$")
 _MESSAGES = ("exchange", "isend", "irecv", "batch_p2p_ops")  # of two ranks: the others of the group need not compile
 # Of these operators, a rank's tensor may have another size than those of other ranks.
 _UNEVEN = ("all_gather_uneven", "reduce_scatter_uneven", "all_to_all_single", "scatter")
+
+_RUNS_EAGERLY = (
+    "muster: compiling failed, but the model was traced without an error, so it should run eagerly: set "
+    "TORCH_COMPILE_DISABLE=1 at all ranks"
+)
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,14 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         agree(compared, _calls_of(getattr(compiled, "source_code", "")), config.timeout)
         return compiled
 
-    # A rank that finds the graph in this cache would not compare it with the others.
-    with functorch_config.patch(enable_autograd_cache=False):
-        return compile_fx(module, inputs, inner_compile=compile_planned)
+    try:
+        # A rank that finds the graph in this cache would not compare it with the others.
+        with functorch_config.patch(enable_autograd_cache=False):
+            return compile_fx(module, inputs, inner_compile=compile_planned)
+    except Exception as error:
+        if isinstance(getattr(error, "inner_exception", error), muster_errors.Error):
+            raise  # without a graph, the ranks would not fit together either
+        raise RuntimeError(f"{error}\n{_RUNS_EAGERLY}") from error
 
 
 def _digest(graph: torch.fx.GraphModule, groups: list[Any]) -> Digest:
