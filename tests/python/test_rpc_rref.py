@@ -66,6 +66,11 @@ def make(value: Any) -> Any:
 
 
 @rpc.export
+def make_adder(shift: int) -> Any:
+    return lambda value: value + shift
+
+
+@rpc.export
 def fail() -> None:
     raise ZeroDivisionError("no value")
 
@@ -270,6 +275,9 @@ def _unsafe_methods(rank: int, folder: str) -> None:
     assert array.rpc_sync().sum() == 0
     assert tensor.rpc_sync().add_(1).sum() == 2
     assert rpc.remote("w1", make, ({1: 2},)).rpc_sync().get(1) == 2
+    with pytest.raises(PermissionError, match=r"Linear\.compile"):
+        rpc.remote("w1", torch.nn.Linear, (2, 2)).rpc_sync().compile()
+    assert rpc.remote("w1", make_adder, (1,)).rpc_sync()(2) == 3
 
 
 def test_methods_of_a_remote_value_cannot_write_files(tmp_path: Path) -> None:

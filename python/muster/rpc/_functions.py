@@ -36,8 +36,8 @@ _MAX_NAMES = 4096
 # Operators that are no functions of their arguments alone: it reads or writes a file.
 _NOT_PURE = {"from_file"}
 _OPERATORS = torch._C._VariableFunctions
-# Methods of tensors and of numpy's arrays that write files, or return an object that does.
-_UNSAFE_METHODS = {"dump", "numpy", "storage", "tofile", "typed_storage", "untyped_storage"}
+# Methods of torch's classes and of numpy's arrays that write files, start programs, or return an object that does.
+_UNSAFE_METHODS = {"compile", "dump", "numpy", "save", "storage", "tofile", "typed_storage", "untyped_storage"}
 
 # Classes of plain data. numpy's are not here: it may not be installed.
 _DATA: dict[str, Any] = {
@@ -214,6 +214,8 @@ def check_method(kind: type, name: str) -> None:
     these must not write files or start processes, and must not lead to objects whose methods do.
     """
     library = kind.__module__.split(".")[0]
+    if kind is types.FunctionType:
+        return  # only the program makes such values
     if library in ("torch", "numpy"):
         safe = name not in _UNSAFE_METHODS
     elif library in sys.stdlib_module_names:

@@ -127,10 +127,15 @@ std::pair<RefId, std::string> read_create(ValueReader& in, RefService& refs, con
 Future call_with_refs(RefService& refs, const std::string& to, const std::string& function, ValueWriter arguments,
                       const CallOptions& options) {
   auto passed = arguments.take_refs();
-  for (const Future& granted : refs.grant(passed, to, RefService::Carrier::kCall, options.timeout)) {
-    if (const CallResult& result = granted.wait(); !result) throw_call_error(result.error());
+  CallOptions left = options;
+  if (!passed.empty()) {
+    const Deadline deadline = Deadline::after(options.timeout);
+    for (const Future& granted : refs.grant(passed, to, RefService::Carrier::kCall, options.timeout)) {
+      if (const CallResult& result = granted.wait(); !result) throw_call_error(result.error());
+    }
+    left.timeout = std::max(deadline.left(), Duration(1ms));
   }
-  Future future = refs.agent().call(to, function, arguments.take_for(to), options);
+  Future future = refs.agent().call(to, function, arguments.take_for(to), left);
   if (!passed.empty()) future.then([passed = std::move(passed)](const CallResult&) {});
   track(future, arguments.context());
   return future;
