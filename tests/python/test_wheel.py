@@ -29,7 +29,8 @@ def wheel(root: Path, run: Run, tmp_path_factory: pytest.TempPathFactory) -> Pat
     assert done.returncode == 0, done.stdout + done.stderr
     (sources,) = folder.glob("torch_muster-*.tar.gz")
     with tarfile.open(sources) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # CPython 3.11.2 has none, and ignores it
+        archive.extractall(folder)
     # It builds in the same relative folder with the same flags as the tree: the compiler cache has the objects.
     tree = folder / sources.name.removesuffix(".tar.gz")
     (tree / ".venv").symlink_to(sys.prefix)
