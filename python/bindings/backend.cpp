@@ -100,6 +100,10 @@ void bind_backend(py::module_& module) {
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("transport"),
       py::arg("interface"), py::arg("streams"), py::arg("label"), py::call_guard<py::gil_scoped_release>());
   module.def(
+      "backend_id",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) { return muster_backend(backend)->group().id(); },
+      py::arg("backend"));
+  module.def(
       "duplicate_backend",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) -> c10::intrusive_ptr<c10d::Backend> {
         return muster_backend(backend)->duplicate();

@@ -165,3 +165,17 @@ def compare_in_several_lives(rank: int, folder: str) -> None:
 
 def test_a_group_that_is_formed_again_compares_from_the_beginning(tmp_path: Path) -> None:
     run_ranks(2, compare_in_several_lives, str(tmp_path))
+
+
+def compare_in_one_store(rank: int, path: str) -> None:
+    """The second group must not read what the ranks of the first one wrote."""
+    dist.destroy_process_group()
+    for digest in (Digest("a", "a"), Digest(f"b{rank}", "b")):
+        dist.init_process_group("muster", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+        assert compare([dist.group.WORLD], digest, {}, LIMIT) == ((digest.sizes == "a",) * 2)
+        dist.destroy_process_group()
+    dist.init_process_group("muster", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+
+
+def test_a_group_that_is_formed_again_in_one_store_compares_anew(tmp_path: Path) -> None:
+    run_ranks(2, compare_in_one_store, str(tmp_path / "store"))

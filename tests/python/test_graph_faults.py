@@ -57,6 +57,23 @@ def test_a_graph_that_cannot_be_compiled_says_how_to_run_the_model() -> None:
     run_ranks(2, fail_to_compile, timeout=TIMEOUT)
 
 
+def change_a_number(rank: int) -> None:
+    torch.set_num_threads(1)
+
+    def limited(x: torch.Tensor, limit: float) -> torch.Tensor:
+        y = x.clamp(max=limit)
+        dist.all_reduce(y)
+        return y * limit
+
+    compiled = torch.compile(limited, backend="muster")
+    for limit in (0.1, 0.2, 0.3):  # the second one makes it dynamic, which Dynamo begins by an exception
+        torch.testing.assert_close(compiled(torch.ones(4), limit), torch.full((4,), 2 * limit**2))
+
+
+def test_a_number_may_change() -> None:
+    run_ranks(2, change_a_number, timeout=TIMEOUT)
+
+
 def form_again(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     x = torch.ones(4, 4) + rank

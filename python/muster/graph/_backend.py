@@ -75,6 +75,7 @@ def compile_graph(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
 
 
 def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config) -> Any:
+    from torch._dynamo.exc import TorchDynamoException
     from torch._functorch import config as functorch_config
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -85,8 +86,7 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         groups = groups_of(graph)
         if not groups:
             return compile_fx_inner(graph, *arguments, **named)
-        calls = collectives_of(graph)  # Inductor will change the graph
-        compared = [group for group in groups if group.group_name in calls]
+        compared = _with_collectives(groups, collectives_of(graph))  # Inductor will change the graph
         with inductor_config.patch(options_of(groups, config, graph)):
             compiled = compile_fx_inner(graph, *arguments, **named)
         # The order, too: Inductor might fuse other kernels, where graphs differ in numbers. C++ code has no calls that
@@ -99,8 +99,10 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         with functorch_config.patch(enable_autograd_cache=False):
             return compile_fx(module, inputs, inner_compile=compile_planned)
     except Exception as error:
-        if isinstance(getattr(error, "inner_exception", error), muster_errors.Error):
-            raise  # without a graph, the ranks would not fit together either
+        cause = getattr(error, "inner_exception", error)
+        # Dynamo catches some of its own, to trace in another way.
+        if isinstance(cause, (muster_errors.Error, TorchDynamoException)):
+            raise  # ranks that do not fit together would not do so eagerly either
         raise RuntimeError(f"{error}\n{_RUNS_EAGERLY}") from error
 
 
@@ -135,7 +137,7 @@ def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     calls = collectives_of(graph)
-    compared = [group for group in groups if group.group_name in calls]
+    compared = _with_collectives(groups, calls)
     same_operators = same_sizes = False
     if compared:
         same_operators, same_sizes = compare(compared, _digest(graph, groups), calls, config.timeout)
@@ -208,6 +210,10 @@ def groups_of(module: torch.fx.GraphModule) -> list[Any]:
     """The groups of the graph's collectives and messages, in the order of their first call."""
     names = dict.fromkeys(name for name, _ in _group_calls(module))
     return [c10d._resolve_process_group(name) for name in names]  # type: ignore[arg-type]
+
+
+def _with_collectives(groups: list[Any], calls: dict[str, list[Call]]) -> list[Any]:
+    return [group for group in groups if group.group_name in calls]
 
 
 def collectives_of(module: torch.fx.GraphModule) -> dict[str, list[Call]]:

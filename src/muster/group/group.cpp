@@ -93,6 +93,7 @@ class GroupImpl final : public Group, private CallQueue::Executor {
   Duration timeout() const override { return timeout_; }
   const GroupOptions& options() const override { return options_; }
   const GroupSpec& membership() const override { return spec_; }
+  uint64_t id() const override { return engine_->group_id(); }
   uint64_t sequence() const override { return calls_.sequence(); }
   std::string transport() const override { return engine_->transport(); }
   std::shared_ptr<Arena> arena() const override { return engine_->arena(); }

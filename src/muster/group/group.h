@@ -167,6 +167,8 @@ class Group {
   /// The options with which the group was formed.
   virtual const GroupOptions& options() const = 0;
   virtual const GroupSpec& membership() const = 0;
+  /// A random number that is equal at all ranks. A group that forms again under the same name has another one.
+  virtual uint64_t id() const = 0;
 
   // The functions below form new groups. The ranks of a new group exchange addresses through `store`, under their own
   // keys. A new group inherits this group's options and timeout, and may outlive this group. Each new group of one

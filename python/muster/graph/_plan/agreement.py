@@ -4,7 +4,9 @@ A rank whose graph has other collectives would wait in them for ever, or get wro
 again although the others do not.
 
 The keys are in the store of the default group, so that a rank can read those of groups that it is not in. Rank 0 of a
-group collects what its ranks have, and writes it to one key, which the others read.
+group collects what its ranks have, and writes it to one key, which the others read. A store may hold keys of an earlier
+group of the same name, so keys have the group's id. It may hold what ranks wrote before one of them gave up, so each
+rank looks for the number that it has drawn.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import collections
 import contextlib
 import hashlib
 import json
+import secrets
 import time
 import weakref
 from dataclasses import dataclass
@@ -21,10 +24,13 @@ from typing import Any
 
 from torch.distributed import distributed_c10d as c10d
 
+from muster import _C
+from muster._group import backend_of
 from muster.errors import MismatchError, TimeoutError  # noqa: A004
 
-# By the default group, and by the phase and the name of a group. A default group that is formed again has a new store,
-# where all ranks begin at 0. The names of its groups may be those of earlier ones.
+_POLL = 0.01  # seconds
+# By the default group, and by the phase and the name of a group. After the default group has formed again, all ranks
+# begin at 0. The names of its groups may be those of earlier ones.
 _rounds: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
 
 
@@ -82,13 +88,14 @@ def _exchange(
     store = c10d._world.pg_map[c10d._get_default_group()][1]
     rounds = _rounds.setdefault(c10d._get_default_group(), collections.Counter())
     connected = [
-        (group.group_name, group.size(), f"muster/graph/{phase}/{group.group_name}/{rounds[phase + group.group_name]}")
+        (group.group_name, group.size(), f"muster/graph/{phase}/{_id(group)}/{rounds[phase + group.group_name]}")
         for group in groups
     ]
+    token = secrets.token_hex(4)
     reader = _Reader(store, time.monotonic() + timeout.total_seconds(), timeout)
     for place, (group, (name, _, key)) in enumerate(zip(groups, connected, strict=True)):
         entry = {**own, "place": place, "calls": _hash(calls.get(name, [])), "groups": connected}
-        store.set(f"{key}/{group.rank()}", json.dumps(entry))
+        store.set(f"{key}/{group.rank()}", json.dumps([token, entry]))
     try:
         for group, (name, size, key) in zip(groups, connected, strict=True):
             if group.rank() == 0:
@@ -97,12 +104,14 @@ def _exchange(
         unread = list(connected)
         for name, size, key in unread:  # grows
             if name not in answers:
-                answers[name] = reader.read(key, name, size, key)
+                answers[name] = reader.collected(name, size, key, token if len(answers) < len(connected) else None)
                 unread += [each for _, entry in answers[name] for each in entry["groups"]]
     except TimeoutError:
         for group, (_, _, key) in zip(groups, connected, strict=True):  # the next graph is not compared with this one
             with contextlib.suppress(Exception):
                 store.delete_key(f"{key}/{group.rank()}")
+                if group.rank() == 0:
+                    store.delete_key(key)
         raise
     rounds.update(phase + name for name, _, _ in connected)
     for name, found in sorted(answers.items()):
@@ -110,12 +119,23 @@ def _exchange(
     return answers
 
 
-def _collect(reader: _Reader, group: Any, name: str, size: int, key: str) -> Answers:
+def _id(group: Any) -> str:
+    try:
+        backend = backend_of(group)
+    except RuntimeError:  # it has no CPU backend
+        return str(group.group_name)
+    return f"{group.group_name}.{_C.backend_id(backend):x}" if backend.name() == "muster" else group.group_name
+
+
+def _collect(reader: _Reader, group: Any, name: str, size: int, key: str) -> tuple[list[str], Answers]:
+    """The numbers that the ranks have drawn, and their entries."""
+    tokens: list[str] = []
     first: dict[str, int] = {}
     for rank in range(size):
-        entry = json.dumps(reader.read(f"{key}/{rank}", name, size, key))
-        first.setdefault(entry, c10d.get_global_rank(group, rank))
-    return [(rank, json.loads(entry)) for entry, rank in first.items()]
+        token, entry = reader.read(f"{key}/{rank}", name, size, key)
+        tokens.append(token)
+        first.setdefault(json.dumps(entry), c10d.get_global_rank(group, rank))
+    return tokens, [(rank, json.loads(entry)) for entry, rank in first.items()]
 
 
 class _Reader:
@@ -126,29 +146,47 @@ class _Reader:
         self._deadline = deadline
         self._timeout = timeout
 
+    def collected(self, group_name: str, size: int, key: str, token: str | None) -> Answers:
+        """What rank 0 of the group has collected, with the entry of this rank if that has drawn a number."""
+        while True:
+            tokens, answers = self.read(key, group_name, size, key)
+            if token is None or token in tokens:
+                return answers  # type: ignore[no-any-return]
+            if time.monotonic() > self._deadline:
+                raise self._late(group_name, size, key)
+            time.sleep(_POLL)  # tidy: allow(sleep) rank 0 replaces an old value, for which c10d has no event
+
     def read(self, key: str, group_name: str, size: int, entries: str) -> Any:
         """Raises TimeoutError with the rank of the group whose entry is missing."""
         try:
             self.store.wait([key], timedelta(seconds=max(self._deadline - time.monotonic(), 0.001)))
             return json.loads(self.store.get(key))
         except Exception as error:
-            missing, own = self._missing(size, entries), c10d.get_rank()
-            raise TimeoutError(
-                f"rank {missing} of group {group_name} has not compiled the graph that rank {own} compiles within "
-                f"{self._timeout.total_seconds():g} s. It may have taken another branch, or rank {own} alone compiles "
-                "again, for an input of another shape."
-            ) from error
+            raise self._late(group_name, size, entries) from error
 
-    def _missing(self, size: int, entries: str) -> int:
+    def _late(self, group_name: str, size: int, entries: str) -> TimeoutError:
+        missing, own, limit = self._missing(size, entries), c10d.get_rank(), f"{self._timeout.total_seconds():g} s"
+        if missing is None:
+            return TimeoutError(
+                f"rank 0 of group {group_name} waits for a rank of another group, which has not compiled the graph "
+                f"that rank {own} compiles within {limit}. The error of that rank 0 says which one."
+            )
+        return TimeoutError(
+            f"rank {missing} of group {group_name} has not compiled the graph that rank {own} compiles within {limit}. "
+            f"It may have taken another branch, or rank {own} alone compiles again, for an input of another shape."
+        )
+
+    def _missing(self, size: int, entries: str) -> int | None:
         """The first rank that reaches its deadline says which one is missing: its own entry is about to be deleted."""
         found = f"{entries}/missing"
         if self.store.check([found]):
             rank = int(self.store.get(found))
             if not self.store.check([f"{entries}/{rank}"]):
                 return rank
-        rank = next((rank for rank in range(size) if not self.store.check([f"{entries}/{rank}"])), 0)
-        self.store.set(found, str(rank))
-        return rank
+        missing = next((rank for rank in range(size) if not self.store.check([f"{entries}/{rank}"])), None)
+        if missing is not None:
+            self.store.set(found, str(missing))
+        return missing
 
 
 def _hash(calls: list[Call]) -> str:
