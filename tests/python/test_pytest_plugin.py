@@ -199,7 +199,7 @@ def test_late():
     if dist.get_rank() == 1:
         threading.Event().wait()
 
-@pytest.mark.ranks(2, timeout=3)
+@pytest.mark.ranks(2, timeout=10)
 def test_late_for_a_collective():
     if dist.get_rank() == 1:
         threading.Event().wait()
