@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import os
 import signal
 import sys
@@ -227,8 +228,8 @@ def test_a_worker_that_dies_ends_the_shutdown_of_the_others() -> None:
 
 
 @rpc.export
-def arrived() -> int:
-    return len(_agent.current().leaving.arrivals)
+def shuts_down() -> bool:
+    return _agent.current().leaving.shutting_down.done()
 
 
 @rpc.export
@@ -238,8 +239,8 @@ def hold() -> None:
 
 def _dies_in_its_own_shutdown(rank: int) -> Any:
     if rank == 2:
-        collector = rpc.workers()[0]  # the worker that has joined first, perhaps this one
-        wait_until(lambda: rpc.rpc_sync(collector, arrived) == 2)
+        for other in ("w0", "w1"):
+            wait_until(functools.partial(rpc.rpc_sync, other, shuts_down))
         pending = rpc.rpc_async("w1", hold)
         threading.Thread(target=rpc.shutdown, daemon=True).start()
         wait_until(lambda: _agent.current().leaving.shutting_down.done())
