@@ -18,8 +18,8 @@ class Caller {
   virtual void prepare(size_t bytes, int count) = 0;
   /// A call, from its beginning until its result is here. `index`: of the message.
   virtual void echo(int index) = 0;
-  /// Makes `calls` calls with the first message, at most `in_flight` at a time. `times` gets the microseconds of each
-  /// call, from its beginning until its result was taken, which is in the order of the beginnings or of the ends.
+  /// Makes `calls` calls with the first message, at most `in_flight` at a time. `times`, if given, gets the
+  /// microseconds from the beginning of each call until the caller took its result.
   virtual void echo_many(size_t in_flight, int calls, std::vector<double>* times = nullptr) = 0;
 };
 

@@ -76,7 +76,9 @@ def _leaked(before: Counter[str]) -> Counter[str]:
 
 
 def _wait_for_no_references() -> None:
-    """Nor contexts of autograd. Other workers may still use theirs, or the messages that end them are on their way."""
+    """And for no contexts of autograd: other workers may still use theirs, or the messages that end them are on their
+    way.
+    """
     agent = _agent.current().agent
     deadline = time.monotonic() + _LONGEST_TEST
     while (left := (*agent.ref_counts(), agent.context_count())) != (0, 0, 0):

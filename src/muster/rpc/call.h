@@ -15,8 +15,8 @@ namespace muster::rpc {
 
 class Agent;
 
-/// Why a call failed. `error` names the worker and the function. If the handler failed, `type` is the name of
-/// its exception ("ValueError"), and `traceback` is that of the remote thread; both may be empty.
+/// Why a call failed. `error` names the worker and the function. If the handler failed, `type` is the name of its
+/// exception ("ValueError"), and `traceback` is that of the remote thread; both may be empty.
 struct CallError {
   Error error;
   std::string type;

@@ -175,7 +175,7 @@ DistributedOptimizer::DistributedOptimizer(const Worker& worker, const std::stri
 }
 
 void DistributedOptimizer::step(int64_t context, const CallOptions& options) const {
-  (void)worker_.autograd()->find(context);
+  (void)worker_.autograd()->find(context);  // throws if the context has ended
   std::vector<TypedFuture<void>> steps;
   for (const auto& optimizer : optimizers_) {
     steps.push_back(worker_.rpc_async<void>(optimizer.owner(), kStep, options, optimizer, context));
