@@ -132,7 +132,7 @@ nightly: build peer
 	@MUSTER_TEST_HUGE=1 $(STAGE) "tensors over 4 GiB" --summary '(passed|skipped).* in ' \
 	  -- python3 -m pytest -q tests/python/test_backend_collectives.py -k 4_gib
 	@$(MAKE) --no-print-directory fuzz FUZZ_SEED=$(SEED) FUZZ_SECONDS=$$(($(ROUNDS) / 100))
-	@$(MAKE) --no-print-directory asan tsan
+	@$(MAKE) --no-print-directory asan tsan TORCH=ON
 	@if command -v apt-get > /dev/null; then $(MAKE) --no-print-directory arm64; else echo "arm64: left out, Debian only"; fi
 
 docs:

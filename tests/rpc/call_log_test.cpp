@@ -121,7 +121,7 @@ TEST_F(RpcCallLog, ShowsTheNoteOfAFunction) {
   EXPECT_EQ(text(result_of(a_->call("b", "echo#method add", text("x"), {}))), "x");
   EXPECT_EQ(text(result_of(a_->call("b", "echo#", text("y"), {}))), "y");
   EXPECT_THAT(error_of(a_->call("b", "none#method add", {}, {})).to_string(),
-              HasSubstr("(during call of \"method add\" at worker \"b\")"));
+              HasSubstr("(during call of \"method add\" at worker \"b\" (request 3))"));
   for (const char* worker : {"a", "b"}) {
     const CallRecording log = log_of(worker);
     ASSERT_EQ(log.calls.size(), 3U);

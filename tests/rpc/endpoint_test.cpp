@@ -79,7 +79,7 @@ TEST_P(RpcEndpoint, ReportsTheHandlersErrorWithItsTraceback) {
   EXPECT_EQ(error.type, "KeyError");
   EXPECT_EQ(error.traceback, "File x, line 3");
   EXPECT_EQ(error.error.message, "no such row: 7");
-  EXPECT_EQ(error.error.context, "call of \"fails\" at worker \"b\"");
+  EXPECT_EQ(error.error.context, "call of \"fails\" at worker \"b\" (request 1)") << "as the logs of calls name it";
 }
 
 TEST_P(RpcEndpoint, NamesTheFunctionsThatThereAre) {

@@ -9,7 +9,8 @@
 namespace muster::rpc {
 
 std::string OutgoingCall::to_string() const {
-  return fmt::format("call of \"{}\" at worker \"{}\"", shown_name(function), to);
+  const std::string request = id != 0 ? fmt::format(" (request {})", id) : "";
+  return fmt::format("call of \"{}\" at worker \"{}\"{}", shown_name(function), to, request);
 }
 
 bool PeerCalls::add(CallPtr call) {

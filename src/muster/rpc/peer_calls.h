@@ -29,7 +29,7 @@ struct OutgoingCall : CallState {
   LoggedCall logged;
   std::function<void()> cancel_here;  ///< of a call to this worker itself
 
-  /// "call of "f" at worker "ps"".
+  /// "call of "f" at worker "ps" (request 7)", with the number that the logs of both workers show, once it was sent.
   std::string to_string() const;
 };
 using CallPtr = std::shared_ptr<OutgoingCall>;
