@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "text.h"
+#include "transformer.h"
 
 namespace {
 
@@ -42,41 +43,14 @@ struct Settings {
   std::string hook;        // empty: gradients are not compressed
 };
 
-/// Attention to the earlier characters, then a small network for each character. Each adds its result to its input.
-struct BlockImpl : torch::nn::Module {
-  BlockImpl() {
-    namespace nn = torch::nn;
-    before_attention = register_module("before_attention", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    query_key_value = register_module("query_key_value", nn::Linear(kWidth, 3 * kWidth));
-    joined = register_module("joined", nn::Linear(kWidth, kWidth));
-    network = register_module(
-        "network", nn::Sequential(nn::LayerNorm(nn::LayerNormOptions({kWidth})), nn::Linear(kWidth, 4 * kWidth),
-                                  nn::GELU(), nn::Linear(4 * kWidth, kWidth)));
-  }
-
-  /// Input and output: float32[batch, length, kWidth].
-  torch::Tensor forward(const torch::Tensor& input) {
-    const auto heads = query_key_value->forward(before_attention->forward(input))
-                           .view({input.size(0), input.size(1), 3, kHeads, kWidth / kHeads})
-                           .permute({2, 0, 3, 1, 4});
-    const auto attended = torch::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, 0, /*is_causal=*/true);
-    const auto output = input + joined->forward(attended.transpose(1, 2).reshape(input.sizes()));
-    return output + network->forward(output);
-  }
-
-  torch::nn::LayerNorm before_attention = nullptr;
-  torch::nn::Linear query_key_value = nullptr, joined = nullptr;
-  torch::nn::Sequential network = nullptr;
-};
-TORCH_MODULE(Block);
-
 struct TransformerImpl : torch::nn::Module {
   explicit TransformerImpl(int64_t alphabet) {
     namespace nn = torch::nn;
-    characters = register_module("characters", nn::Embedding(alphabet, kWidth));
-    places = register_module("places", nn::Embedding(kContext, kWidth));
+    embedding = register_module("embedding", Embedding(alphabet, kContext, kWidth));
     blocks = register_module("blocks", nn::Sequential());
-    for (int layer = 0; layer < kLayers; ++layer) blocks->push_back(Block());
+    for (int layer = 0; layer < kLayers; ++layer) {
+      blocks->push_back(std::make_shared<BlockImpl<nn::Linear>>(kWidth, kHeads));
+    }
     blocks->push_back(nn::LayerNorm(nn::LayerNormOptions({kWidth})));
     scores = register_module("scores", nn::Linear(kWidth, alphabet));
   }
@@ -84,11 +58,10 @@ struct TransformerImpl : torch::nn::Module {
   /// Takes int64[batch, length]. Returns a score for each character that may come next: float32[batch, length,
   /// alphabet].
   torch::Tensor forward(const torch::Tensor& input) {
-    const auto place = places->forward(torch::arange(input.size(1)));
-    return scores->forward(blocks->forward(characters->forward(input) + place));
+    return scores->forward(blocks->forward(embedding->forward(input)));
   }
 
-  torch::nn::Embedding characters = nullptr, places = nullptr;
+  Embedding embedding = nullptr;
   torch::nn::Sequential blocks = nullptr;
   torch::nn::Linear scores = nullptr;
 };
@@ -102,9 +75,8 @@ torch::Tensor stretches(const torch::Tensor& text, const std::vector<size_t>& st
 }
 
 template <class Model>
-torch::Tensor loss_of(Model& model, const torch::Tensor& rows) {
-  const auto output = model.forward(rows.narrow(1, 0, kContext));
-  return torch::nn::functional::cross_entropy(output.flatten(0, 1), rows.narrow(1, 1, kContext).flatten());
+torch::Tensor loss_in(Model& model, const torch::Tensor& rows) {
+  return loss_of(model.forward(rows.narrow(1, 0, kContext)), rows.narrow(1, 1, kContext));
 }
 
 /// The mean loss over this rank's pieces of the held-out text, averaged over the ranks.
@@ -115,7 +87,7 @@ double held_out_loss(TransformerImpl& model, const torch::Tensor& text, muster::
   for (int64_t start = rank * kContext; start + kContext < text.size(0); start += 2 * size * kContext) {
     starts.push_back(static_cast<size_t>(start));
   }
-  auto loss = loss_of(model, stretches(text, starts));
+  auto loss = loss_in(model, stretches(text, starts));
   muster::all_reduce(group, loss, muster::ReduceOp::kAverage);
   return loss.item<double>();
 }
@@ -175,7 +147,7 @@ void train(const std::shared_ptr<muster::Group>& group, const Settings& settings
     ++step;
     optimizer.param_groups().front().options().set_lr(rate_at(step, settings.steps));
     optimizer.zero_grad();
-    auto loss = loss_of(ddp, stretches(text.training, *starts));
+    auto loss = loss_in(ddp, stretches(text.training, *starts));
     loss.backward();
     optimizer.clip_grad_norm_(1);
     optimizer.step();

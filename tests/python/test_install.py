@@ -1,6 +1,7 @@
 """Tests what `cmake --install` gives C++ users: muster::core without torch, muster::torch with it."""
 
 import re
+import runpy
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -159,7 +160,12 @@ def examples(prefix: Path, run: Run, built_examples: Path) -> Callable[..., str]
         ("digits --epochs 3", "error: takes no options, not --epochs"),
         ("chars --steps ten", "error: --steps takes a number, not ten"),
         ("chars --epochs 3", "error: takes --steps N, --checkpoint FILE and --hook bf16|int8, not --epochs 3"),
-        ("pipeline --epochs 3", "error: takes no options, not --epochs"),
+        ("distributed_autograd --epochs 3", "error: takes no options, not --epochs"),
+        (
+            "pipeline --epochs 3",
+            "error: takes --schedules NAMES, --steps N and --microbatches N, not --epochs 3",
+        ),
+        ("pipeline --steps 0", "error: --steps takes a number, not 0"),
         ("actor_learner --updates ten", "error: takes --updates N, not --updates ten"),
         ("decoder out --characters ten", "error: takes FOLDER [--characters N]"),
         (
@@ -205,10 +211,35 @@ def test_embeddings_learn_and_go_on_from_a_checkpoint(examples: Callable[..., st
     assert len(losses) == 3 and losses[-1] < 2.6, first + second  # a uniform guess over 70 characters: 4.2
 
 
-def test_a_pipeline_learns_across_workers(examples: Callable[..., str]) -> None:
-    output = examples("pipeline", ranks=4)
+def test_layers_at_several_workers_learn(examples: Callable[..., str]) -> None:
+    output = examples("distributed_autograd", ranks=4)
     accuracies = [float(number) for number in re.findall(r"held-out accuracy +([\d.]+)%", output)]
     assert len(accuracies) == 8 and accuracies[-1] >= 93, output
+
+
+PIPELINE_ROW = re.compile(r"(\S+) +(p2p|rpc) +(\d\.\d{4})  (\d\.\d{4}) +[\d.]+ ms +(\S+)%  +(\S+)%")
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero-bubble"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_cpp_pipelines_train_the_same_model(examples: Callable[..., str], root: Path, ranks: int) -> None:
+    alone = PIPELINE_ROW.findall(examples("pipeline", "--schedules", "gpipe", "--steps", "3", ranks=1))
+    output = examples("pipeline", "--steps", "3", ranks=ranks).replace("[rank 0] ", "")
+    rows = PIPELINE_ROW.findall(output)
+    assert [row[:2] for row in rows] == [(name, messages) for name in SCHEDULES for messages in ("p2p", "rpc")], output
+    schedules = runpy.run_path(str(root / "examples/python/pipeline/schedules.py"))
+    for name, _, first, last, bubble, formula in rows:
+        assert float(first) == pytest.approx(float(alone[0][2]), abs=1e-3), output
+        assert float(last) == pytest.approx(float(alone[0][3]), abs=1e-3), output
+        expected = schedules["make"](name, ranks, 8)
+        assert float(formula) == pytest.approx(100 * expected.expected_bubble(), abs=0.1), output
+        assert float(formula) / 2 < float(bubble) < 100, output
+    pictures = re.split(rf"^({'|'.join(SCHEDULES)})\n", output.split("by formula\n")[1], flags=re.MULTILINE)[1:]
+    assert pictures[::2] == SCHEDULES, output
+    for name, picture in zip(SCHEDULES, pictures[1::2], strict=True):
+        lines = re.findall(r"^rank (\d)  ([FBW.]{100})$", picture, re.MULTILINE)
+        assert [int(rank) for rank, _ in lines] == list(range(ranks)), output
+        assert all({"F", "B"} < set(line) and ("W" in line) == (name == "zero-bubble") for _, line in lines), output
 
 
 def test_actors_and_a_learner_balance_a_pole(examples: Callable[..., str]) -> None:
