@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch._inductor.package
 import torch.distributed as dist
+from muster.graph._plan.costs import Costs, LinkCosts
 from ranks import run_ranks
 from torch import Tensor, nn
 
@@ -55,6 +56,41 @@ def make_packages(rank: int, folder: str) -> float:
         path = muster.graph.package(model, (x,), f"{folder}/rank{rank}.pt2")
         torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), expected)
     return float(expected.double().sum())
+
+
+class GatherRows(nn.Module):
+    """Multiplies the rows of all ranks, and returns this rank's part of the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 256) / 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.new_empty(dist.get_world_size() * len(x), 256)
+        dist.all_gather_into_tensor(rows, x)
+        part = torch.empty_like(x)
+        dist.reduce_scatter_tensor(part, rows @ self.weight)
+        return part
+
+
+def run_from_python(rank: int, folder: str) -> None:
+    """The message holds a tensor of Python, and Python's lock is not released for a package. In chunks, so that several
+    messages are under way.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, x = GatherRows(), torch.randn(384, 256)
+    assert dist.group.WORLD is not None
+    rates = Costs(1e9, 1e12, {dist.group.WORLD.group_name: LinkCosts(1e-6, 1e7, 2)})
+    with torch.no_grad(), mock.patch("muster.graph._backend.costs_of", return_value=rates):
+        path = muster.graph.package(model, (x,), f"{folder}/rank{rank}.pt2")
+        compiled = torch._inductor.aoti_load_package(path)
+        for _ in range(20):
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_package_that_python_runs_may_send_its_input(tmp_path: Path) -> None:
+    run_ranks(2, run_from_python, str(tmp_path), timeout=TIMEOUT)
 
 
 def run_packages(muster: str, program: Path, folder: Path, ranks: int, *words: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "muster/torch/backend.h"
+#include "muster/torch/c10d/unlocked_python.h"
 #include "muster/torch/exception.h"
 
 namespace muster {
@@ -19,6 +20,7 @@ class ProcessGroupMuster::SyncCallScope {
   }
 
  private:
+  const UnlockedPython unlocked_;
   const ProcessGroupMuster& backend_;
   const c10d::OpType type_;
   const bool has_hook_;
