@@ -73,6 +73,20 @@ SHAPES: dict[str, Callable[..., Any]] = {
 }
 
 
+# ---- operators that send nothing
+
+
+def _chunk_of(tensor: torch.Tensor, ranks: int, begin: int, end: int) -> torch.Tensor:
+    return tensor.new_empty([ranks * (end - begin), *tensor.shape[1:]])
+
+
+def _join_chunks(chunks: list[torch.Tensor], ranks: int) -> torch.Tensor:
+    return chunks[0].new_empty([sum(each.shape[0] for each in chunks), *chunks[0].shape[1:]])
+
+
+LOCAL_SHAPES: dict[str, Callable[..., Any]] = {"chunk_of": _chunk_of, "join_chunks": _join_chunks}
+
+
 # ---- gradients: each operator is linear, and its gradient is the transposed operator
 
 
@@ -139,7 +153,7 @@ GRADIENTS: dict[str, Callable[..., Any]] = {
 
 
 def register() -> None:
-    for name, shape in SHAPES.items():
+    for name, shape in {**SHAPES, **LOCAL_SHAPES}.items():
         torch.library.register_fake(f"muster::{name}", shape)
     for name, gradient in GRADIENTS.items():
         torch.library.register_autograd(f"muster::{name}", gradient, setup_context=_save)

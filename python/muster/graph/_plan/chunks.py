@@ -165,28 +165,25 @@ def _cut_gather(graph: Graph, chain: Chain, pieces: list[tuple[int, int]]) -> No
             product.replace_all_uses_with(_joined(graph, parts, ranks, _shape(product)))
         for product in results:
             graph.erase_node(product)
-        chain.wait.replace_all_uses_with(_joined(graph, gathered, ranks, _shape(chain.wait)))
+        if chain.wait.users:
+            chain.wait.replace_all_uses_with(_joined(graph, gathered, ranks, _shape(chain.wait)))
 
 
 def _joined(graph: Graph, chunks: list[Node], ranks: Any, shape: torch.Size) -> Node:
     """The rows of each rank together. A chunk has some rows of every rank."""
-    parts = [call(graph, _aten.reshape.default, each, (ranks, -1, _shape(each)[-1])) for each in chunks]
-    return call(graph, _aten.reshape.default, call(graph, _aten.cat.default, parts, 1), tuple(shape))
+    joined = call(graph, torch.ops.muster.join_chunks.default, chunks, ranks)
+    return call(graph, _aten.reshape.default, joined, tuple(shape))
 
 
 def _cut_reduction(graph: Graph, chain: Chain, pieces: list[tuple[int, int]]) -> None:
     (product,) = chain.products
     rows = rows_of(product)
-    width = _shape(rows)[1]
-    scatters = chain.start.target is _SCATTER
+    results = []
     with graph.inserting_before(chain.wait.next):
-        if scatters:
-            rows = call(graph, _aten.reshape.default, rows, (chain.start.args[2], chain.rows, width))
-        results = []
         for begin, end in pieces:
-            piece = call(graph, _aten.slice.Tensor, rows, 1 if scatters else 0, begin, end)
-            if scatters:
-                piece = call(graph, _aten.reshape.default, piece, (-1, width))
+            if chain.start.target is _SCATTER:
+                piece = call(graph, torch.ops.muster.chunk_of.default, rows, chain.start.args[2], begin, end)
+            else:
+                piece = call(graph, _aten.slice.Tensor, rows, 0, begin, end)
             results.append(_send(graph, chain, _multiply(graph, product, piece)))
-        joined = call(graph, _aten.cat.default, results)
-        chain.wait.replace_all_uses_with(call(graph, _aten.reshape.default, joined, tuple(_shape(chain.wait))))
+        chain.wait.replace_all_uses_with(_joined(graph, results, 1, _shape(chain.wait)))

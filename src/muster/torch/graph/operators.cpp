@@ -164,6 +164,23 @@ Tensors exchange(at::TensorList tensors, const c10::List<bool>& sends, at::IntAr
   return results;
 }
 
+// What a product and its collective need that are cut into chunks of rows (python/muster/graph/_plan/chunks.py). A
+// chunk has some rows of each rank. One call costs less time to compile than the kernels that a compiler would write.
+
+/// Rows `begin` to `end` of each rank's part of float[ranks * rows, width]: float[ranks * (end - begin), width].
+at::Tensor chunk_of(const at::Tensor& input, int64_t ranks, int64_t begin, int64_t end) {
+  at::Tensor chunk = new_rows(input, ranks * (end - begin));
+  chunk.unflatten(0, {ranks, -1}).copy_(input.unflatten(0, {ranks, -1}).slice(1, begin, end));
+  return chunk;
+}
+
+/// All rows of each rank's part together again.
+at::Tensor join_chunks(at::TensorList chunks, int64_t ranks) {
+  Tensors parts;
+  for (const at::Tensor& chunk : chunks) parts.push_back(chunk.unflatten(0, {ranks, -1}));
+  return at::cat(parts, 1).flatten(0, 1);
+}
+
 }  // namespace
 
 void define_operators() {
@@ -186,6 +203,8 @@ void define_operators() {
     define("barrier(Tensor like, str group_name) -> Tensor", TORCH_FN(barrier));
     define("exchange(Tensor[] tensors, bool[] sends, int[] peers, int[] tags, int number, str group_name) -> Tensor[]",
            TORCH_FN(exchange));
+    define("chunk_of(Tensor input, int ranks, int begin, int end) -> Tensor", TORCH_FN(chunk_of));
+    define("join_chunks(Tensor[] chunks, int ranks) -> Tensor", TORCH_FN(join_chunks));
     return made;
   }();
 }
