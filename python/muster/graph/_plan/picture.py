@@ -19,6 +19,7 @@ def draw(plan: SavedPlan, steps: Mapping[str, Timeline], path: Path) -> None:
     except ImportError:
         raise ImportError("drawing a plan needs matplotlib: run `pip install matplotlib`") from None
     matplotlib.use("Agg")
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
