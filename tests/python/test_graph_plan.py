@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -116,9 +117,45 @@ def test_a_gradient_is_sent_as_soon_as_it_is_there_and_awaited_last() -> None:
     assert timeline(tasks, order(tasks)).total == pytest.approx(9 * MS)
 
 
+def test_a_gradient_is_sent_before_the_next_layer_is_computed() -> None:
+    # Two products for each layer: one gives the gradient of its weights, which is reduced; the other one leads to the
+    # layer below. The messages take longer than all products.
+    tasks: list[Task] = []
+    above: set[int] = set()
+    for _ in range(4):
+        tasks.append(Task(Kind.COMPUTE, 2 * MS, frozenset(above)))
+        tasks.append(Task(Kind.COMPUTE, 2 * MS, frozenset(above)))
+        weights, below = len(tasks) - 2, len(tasks) - 1
+        tasks.append(Task(Kind.START, 8 * MS, frozenset({weights})))
+        tasks.append(Task(Kind.WAIT, 0.0, frozenset({below + 1}), below + 1))
+        above = {below}
+    assert timeline(tasks, order(tasks)).total == pytest.approx((2 + 4 * 8) * MS)
+
+
 def test_a_circle_is_an_error() -> None:
     with pytest.raises(ValueError, match="circle"):
         order([Task(Kind.COMPUTE, 1.0, frozenset({1})), Task(Kind.COMPUTE, 1.0, frozenset({0}))])
+
+
+def tasks_in_inductor(step: Callable[..., Any], *inputs: torch.Tensor) -> list[Task]:
+    """Of a step that uses the default group."""
+    group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+    tasks: list[Task] = []
+
+    def keep(nodes: list[Any]) -> list[Any]:
+        costs = Costs(flops_per_second=1e9, links={group: LinkCosts(1e-4, 1e9, ranks=2)})
+        tasks.extend(tasks_of(nodes, costs, keeps_order=False))
+        return nodes
+
+    options = {
+        "reorder_for_compute_comm_overlap": True,
+        "reorder_for_compute_comm_overlap_passes": [keep],
+        "force_disable_caches": True,
+    }
+    with FakeTensorMode() as mode, torch._inductor.config.patch(options):
+        fakes = [mode.from_tensor(each) for each in inputs]
+        compile_fx_inner(make_fx(step)(*fakes), fakes)
+    return tasks
 
 
 def tasks_of_writes(rank: int) -> list[Task]:
@@ -130,21 +167,23 @@ def tasks_of_writes(rank: int) -> list[Task]:
         c10d.wait_tensor(c10d.all_reduce_(x, "sum", group))
         return gathered, c10d.wait_tensor(c10d.all_gather_into_tensor(y, 2, group))
 
-    tasks: list[Task] = []
+    return tasks_in_inductor(step, torch.ones(4, 4), torch.ones(4, 4))
 
-    def keep(nodes: list[Any]) -> list[Any]:
-        tasks.extend(tasks_of(nodes, Costs(links={group: LinkCosts(1e-4, 1e9, ranks=2)}), keeps_order=False))
-        return nodes
 
-    options = {
-        "reorder_for_compute_comm_overlap": True,
-        "reorder_for_compute_comm_overlap_passes": [keep],
-        "force_disable_caches": True,
-    }
-    with FakeTensorMode(), torch._inductor.config.patch(options):
-        inputs = [torch.ones(4, 4), torch.ones(4, 4)]
-        compile_fx_inner(make_fx(step)(*inputs), inputs)
-    return tasks
+def tasks_of_product(rank: int) -> list[Task]:
+    c10d: Any = torch.ops._c10d_functional
+    group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+
+    def step(x: torch.Tensor) -> Any:
+        return [c10d.wait_tensor(c10d.all_reduce(x @ x, "sum", group))]
+
+    return tasks_in_inductor(step, torch.ones(100, 100))
+
+
+def test_a_product_that_is_reduced_in_place_takes_its_time() -> None:
+    (tasks,) = run_ranks(1, tasks_of_product)
+    (product,) = (task for task in tasks if task.kind is Kind.COMPUTE)
+    assert product.seconds == pytest.approx(2 * 100**3 / 1e9, rel=0.05)
 
 
 def test_a_collective_writes_a_tensor_only_after_another_has_read_it() -> None:

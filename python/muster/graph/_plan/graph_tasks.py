@@ -63,11 +63,19 @@ def compute_seconds(node: Node, costs: Costs) -> float:
         return 0.0
     if packet is torch.ops.aten.cat:
         return costs.copy_seconds(bytes_of(node))
-    if packet not in flop_registry:
+    flops = flops_of(node)
+    if flops is None:
         return bytes_of(node) / costs.bytes_per_second
+    return costs.compute_seconds(flops, bytes_of(node.all_input_nodes))
+
+
+def flops_of(node: Node) -> float | None:
+    """Floating-point operations of a product, a convolution or an attention. None for other operators."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if node.op != "call_function" or packet not in flop_registry:
+        return None
     values = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-    flops = flop_registry[packet](*values[0], **values[1], out_val=node.meta["val"])
-    return costs.compute_seconds(number(flops), bytes_of(node.all_input_nodes))
+    return number(flop_registry[packet](*values[0], **values[1], out_val=node.meta["val"]))
 
 
 def bytes_of(value: Any) -> int:

@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from muster.graph._plan.blocking import make_blocking
 from muster.graph._plan.costs import Costs
+from muster.graph._plan.graph_tasks import flops_of
 from muster.graph._plan.saved import Label, SavedPlan, source_of
 from muster.graph._plan.schedule import Kind, Task, order
 
@@ -69,10 +70,19 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
             needs |= last_start
             tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]) if starts else Task(Kind.COMPUTE, 0.0, needs))
         else:
-            flops = sum(part.estimate_flops() or 0 for part in node.get_nodes())
+            flops = sum(_flops(part) for part in node.get_nodes())
             seconds = costs.compute_seconds(flops, node.get_read_write_buffers_sizes())
             tasks.append(Task(Kind.COMPUTE, seconds, needs))
     return tasks
+
+
+def _flops(part: Any) -> float:
+    """Of a kernel that Inductor calls. Its own estimate asks the last operation that has made the buffer. If a product
+    is reduced in place, that is the wait.
+    """
+    if not (part.is_extern() or part.is_template()) or isinstance(part.node, MultiOutput):
+        return 0.0
+    return sum(flops_of(origin) or 0.0 for origin in part.node.get_origins())
 
 
 def _only_orders(node: Any, dep: Any) -> bool:

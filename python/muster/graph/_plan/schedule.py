@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,9 +91,10 @@ def lower_bound(tasks: Sequence[Task]) -> float:
 
 
 def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
-    """An order in which waits cost little: list scheduling (Graham 1969), by the longest path to the end, and by the
-    longest path of messages. The first puts off what must be sent while a long computation is left; the second knows
-    nothing of computing. The better of both orders is taken.
+    """An order in which waits cost little: list scheduling (Graham 1969), by three rules. The longest path to the end
+    comes first; it puts off what must be sent while a long computation is left. The longest path of messages comes
+    first; it knows nothing of computing. What leads to a message soonest comes first; it keeps the wire busy. The best
+    of the three orders is taken.
 
     max_bytes: results of collectives that are started early may take so much memory. It is exceeded only if nothing
     else can run.
@@ -101,7 +103,9 @@ def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
     """
     tails = _tails(tasks)
     on_wire = _tails([task if task.kind is Kind.START else replace(task, seconds=0.0) for task in tasks])
-    orders = [_list_schedule(tasks, each, max_bytes) for each in (tails, list(zip(on_wire, tails, strict=True)))]
+    soonest = [-seconds for seconds in _seconds_to_start(tasks)]
+    rules = (tails, list(zip(on_wire, tails, strict=True)), list(zip(soonest, tails, strict=True)))
+    orders = [_list_schedule(tasks, each, max_bytes) for each in rules]
     return min(orders, key=lambda each: timeline(tasks, each).total)
 
 
@@ -179,6 +183,18 @@ def _tails(tasks: Sequence[Task]) -> list[float]:
             longest = max(longest, tails[user] + (task.seconds if waits else 0.0))
         tails[index] = longest
     return tails
+
+
+def _seconds_to_start(tasks: Sequence[Task]) -> list[float]:
+    """The least computing from the beginning of each task to the start of a collective."""
+    users = _users(tasks)
+    result = [math.inf] * len(tasks)
+    for index in reversed(_sorted(tasks, users)):
+        if tasks[index].kind is Kind.START:
+            result[index] = 0.0
+        else:
+            result[index] = tasks[index].seconds + min((result[user] for user in users[index]), default=math.inf)
+    return result
 
 
 def _sorted(tasks: Sequence[Task], users: list[list[int]]) -> list[int]:
