@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+import unittest.mock
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import muster.graph
+import pytest
 import torch
 import torch.distributed as dist
+from muster.graph._plan import inductor
+from muster.graph._plan.schedule import Task
 from ranks import run_ranks
 from torch._inductor.utils import run_and_get_code
 
@@ -117,7 +121,22 @@ def reused(code: str) -> list[str]:
     return found
 
 
-def compare_graphs(rank: int) -> list[str]:
+def drawn_order(seed: int) -> Callable[..., list[int]]:
+    """In place of order(): any order in which each task comes after what it needs, equal at all ranks."""
+
+    def order(tasks: Sequence[Task], max_bytes: float) -> list[int]:
+        numbers = random.Random(seed)
+        left, result = set(range(len(tasks))), []
+        while left:
+            ready = sorted(index for index in left if not tasks[index].needs & left)
+            result.append(numbers.choice(ready))
+            left.remove(result[-1])
+        return result
+
+    return order
+
+
+def compare_graphs(rank: int, draws_order: bool) -> list[str]:
     torch.set_num_threads(1)
     groups = [dist.group.WORLD, dist.new_group()]
     failures = []
@@ -128,14 +147,47 @@ def compare_graphs(rank: int) -> list[str]:
         x, written = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
         backend = muster.graph.backend(muster.graph.Config(buckets=seed % 2 == 0))
         compiled = torch.compile(function, backend=backend, fullgraph=True)
-        result, codes = run_and_get_code(compiled, x, written.clone())
+        with unittest.mock.patch.object(inductor, "order", drawn_order(seed) if draws_order else inductor.order):
+            result, codes = run_and_get_code(compiled, x, written.clone())
         torch.testing.assert_close(result, function(x, written), msg=f"seed {seed}")
         failures += [f"seed {seed}: {line}" for code in codes for line in reused(code)]
     return failures
 
 
-def test_random_graphs() -> None:
-    for failures in run_ranks(2, compare_graphs, timeout=500):
+def last_first(tasks: Sequence[Task], max_bytes: float) -> list[int]:
+    """An order in which each task runs as soon as it can, the later ones of the program first."""
+    left, result = set(range(len(tasks))), []
+    while left:
+        result.append(max(index for index in left if not tasks[index].needs & left))
+        left.remove(result[-1])
+    return result
+
+
+def read_late(rank: int) -> None:
+    """Only the order of the two collectives says that `positive` is multiplied before it is added to."""
+
+    def function(x: Matrix) -> tuple[Matrix, Matrix]:
+        positive = x.relu()
+        part = x.new_empty(SIDE // 2, SIDE)
+        dist.reduce_scatter_tensor(part, positive @ x)
+        whole = x.new_empty(2 * SIDE, SIDE)
+        dist.all_gather_into_tensor(whole, x)
+        return part, positive + whole[:SIDE]
+
+    torch.set_num_threads(1)
+    x = torch.randn(SIDE, SIDE)
+    with unittest.mock.patch.object(inductor, "order", last_first):
+        result = torch.compile(function, backend="muster", fullgraph=True)(x)
+    torch.testing.assert_close(result, function(x))
+
+
+def test_a_kernel_writes_over_its_input_only_after_all_readers() -> None:
+    run_ranks(2, read_late, timeout=500)
+
+
+@pytest.mark.parametrize("draws_order", [False, True], ids=["planned order", "any order"])
+def test_random_graphs(draws_order: bool) -> None:
+    for failures in run_ranks(2, compare_graphs, draws_order, timeout=500):
         assert not failures
 
 

@@ -32,8 +32,19 @@ def reorder(nodes: list[Any], costs: Costs, max_bytes: float, keeps_order: bool,
         except OSError as error:
             warnings.warn(f"muster: a plan is not saved: {error}", stacklevel=2)
     in_order = [nodes[index] for index in planned]
+    _forget_ancestors(in_order)
     make_blocking(in_order)
     return in_order
+
+
+def _forget_ancestors(nodes: list[Any]) -> None:
+    """A kernel may write over its input once the other readers have run. Inductor takes all ancestors for such, also
+    those that come first only by the order of collectives, which the plan changes. What has run, it knows without them.
+    """
+    for node in nodes:
+        own = node.get_operation_names()
+        for part in node.get_nodes():
+            part.ancestors = part.ancestors & own
 
 
 def _label(node: Any) -> Label:
