@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from muster.graph._plan import inductor
-from muster.graph._plan.schedule import Task
+from muster.graph._plan.schedule import Task, order
 from ranks import run_ranks
 from torch._inductor.utils import run_and_get_code
 
@@ -147,7 +147,7 @@ def compare_graphs(rank: int, draws_order: bool) -> list[str]:
         x, written = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
         backend = muster.graph.backend(muster.graph.Config(buckets=seed % 2 == 0))
         compiled = torch.compile(function, backend=backend, fullgraph=True)
-        with unittest.mock.patch.object(inductor, "order", drawn_order(seed) if draws_order else inductor.order):
+        with unittest.mock.patch.object(inductor, "order", drawn_order(seed) if draws_order else order):
             result, codes = run_and_get_code(compiled, x, written.clone())
         torch.testing.assert_close(result, function(x, written), msg=f"seed {seed}")
         failures += [f"seed {seed}: {line}" for code in codes for line in reused(code)]
