@@ -1,4 +1,4 @@
-// Reads the images that digits.cpp and pipeline.cpp learn.
+// Reads the images that digits.cpp and distributed_autograd.cpp learn.
 #pragma once
 
 #include <torch/torch.h>

@@ -1,6 +1,6 @@
 // Trains a network whose layers are at several workers, with libtorch, remote calls and distributed autograd:
 //
-//   muster run --nproc-per-node 4 --no-python ./pipeline
+//   muster run --nproc-per-node 4 --no-python ./distributed_autograd
 //
 // Rank 0 drives. Each other rank is a stage, with one part of the layers. A batch goes through the stages in parts, so
 // that the stages work at the same time. The gradients flow back through the calls, and an optimizer updates the

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import unittest.mock
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import muster.graph
@@ -121,19 +122,24 @@ def reused(code: str) -> list[str]:
     return found
 
 
-def drawn_order(seed: int) -> Callable[..., list[int]]:
-    """In place of order(): any order in which each task comes after what it needs, equal at all ranks."""
+def order_by(choose: Callable[[list[int]], int]) -> Callable[..., list[int]]:
+    """In place of order(): of the tasks that can run, `choose` names the next one. Equal at all ranks."""
 
-    def order(tasks: Sequence[Task], max_bytes: float) -> list[int]:
-        numbers = random.Random(seed)
+    def ordered(tasks: Sequence[Task], max_bytes: float) -> list[int]:
         left, result = set(range(len(tasks))), []
         while left:
-            ready = sorted(index for index in left if not tasks[index].needs & left)
-            result.append(numbers.choice(ready))
+            result.append(choose(sorted(index for index in left if not tasks[index].needs & left)))
             left.remove(result[-1])
         return result
 
-    return order
+    return ordered
+
+
+@contextlib.contextmanager
+def order_of_tasks(order: Callable[..., list[int]]) -> Iterator[None]:
+    """The order is not in the key of Inductor's cache."""
+    with unittest.mock.patch.object(inductor, "order", order), torch._inductor.config.patch(fx_graph_cache=False):
+        yield
 
 
 def compare_graphs(rank: int, draws_order: bool) -> list[str]:
@@ -147,20 +153,11 @@ def compare_graphs(rank: int, draws_order: bool) -> list[str]:
         x, written = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
         backend = muster.graph.backend(muster.graph.Config(buckets=seed % 2 == 0))
         compiled = torch.compile(function, backend=backend, fullgraph=True)
-        with unittest.mock.patch.object(inductor, "order", drawn_order(seed) if draws_order else order):
+        with order_of_tasks(order_by(random.Random(seed).choice) if draws_order else order):
             result, codes = run_and_get_code(compiled, x, written.clone())
         torch.testing.assert_close(result, function(x, written), msg=f"seed {seed}")
         failures += [f"seed {seed}: {line}" for code in codes for line in reused(code)]
     return failures
-
-
-def last_first(tasks: Sequence[Task], max_bytes: float) -> list[int]:
-    """An order in which each task runs as soon as it can, the later ones of the program first."""
-    left, result = set(range(len(tasks))), []
-    while left:
-        result.append(max(index for index in left if not tasks[index].needs & left))
-        left.remove(result[-1])
-    return result
 
 
 def read_late(rank: int) -> None:
@@ -176,7 +173,7 @@ def read_late(rank: int) -> None:
 
     torch.set_num_threads(1)
     x = torch.randn(SIDE, SIDE)
-    with unittest.mock.patch.object(inductor, "order", last_first):
+    with order_of_tasks(order_by(max)):
         result = torch.compile(function, backend="muster", fullgraph=True)(x)
     torch.testing.assert_close(result, function(x))
 

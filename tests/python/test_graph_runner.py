@@ -70,11 +70,12 @@ class GatherRows(nn.Module):
         dist.all_gather_into_tensor(rows, x)
         part = torch.empty_like(x)
         dist.reduce_scatter_tensor(part, rows @ self.weight)
+        dist.all_reduce(part)  # blocks
         return part
 
 
 def run_from_python(rank: int, folder: str) -> None:
-    """The message holds a tensor of Python, and Python's lock is not released for a package. In chunks, so that several
+    """The message holds a tensor of Python, and the GIL is not released for a package. In chunks, so that several
     messages are under way.
     """
     torch.set_num_threads(1)

@@ -29,7 +29,7 @@ struct Settings {
 
 struct Trained {
   double first_loss = 0, last_loss = 0;
-  double seconds = 0;  ///< the median step, on the slowest rank
+  double seconds = 0;  ///< the median step, on the maxima rank
   double last_step = 0;
   torch::Tensor times;  ///< of the last step, float64[ranks, actions, start and end]
 };
@@ -52,12 +52,12 @@ Trained train(muster::Group& group, const Text& text, const Schedule& schedule, 
     const auto begun = std::chrono::steady_clock::now();
     times = runner.step(rows);
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begun;
-    const auto slowest = torch::tensor({runner.loss(), taken.count()}, torch::kDouble);
-    muster::all_reduce(group, slowest, muster::ReduceOp::kMax);
+    const auto maxima = torch::tensor({runner.loss(), taken.count()}, torch::kDouble);
+    muster::all_reduce(group, maxima, muster::ReduceOp::kMax);
     optimizer.step();
     optimizer.zero_grad();
-    losses.push_back(slowest[0].item<double>());
-    seconds.push_back(slowest[1].item<double>());
+    losses.push_back(maxima[0].item<double>());
+    seconds.push_back(maxima[1].item<double>());
   }
   const double last_step = seconds.back();
   std::ranges::nth_element(seconds, seconds.begin() + steps / 2);
@@ -122,7 +122,8 @@ void compare(const Settings& settings) {
 
 int64_t number_of(const std::string& option, const std::string& value) {
   const bool is_number = value.size() < 10 && value.find_first_not_of("0123456789") == std::string::npos;
-  if (!is_number || std::stol(value) == 0) throw std::invalid_argument(option + " takes a number, not " + value);
+  if (!is_number || std::stol(value) == 0)
+    throw std::invalid_argument(option + " takes a number from 1 on, not " + value);
   return std::stol(value);
 }
 

@@ -18,13 +18,13 @@ inline constexpr int64_t kContext = 64;  // characters that the model looks back
 inline constexpr int64_t kWidth = 128, kHeads = 4, kLayers = 8;
 
 /// Functions that add the gradients of parameters.
-using Later = std::vector<std::function<void()>>;
+using DeferredGradients = std::vector<std::function<void()>>;
 
 /// If `later` is set, backward passes append a function to it that adds the gradients of the parameters.
 struct DeferrableLinearImpl : torch::nn::LinearImpl {
   using torch::nn::LinearImpl::LinearImpl;
   torch::Tensor forward(const torch::Tensor& input);
-  Later* later = nullptr;
+  DeferredGradients* later = nullptr;
 };
 TORCH_MODULE(DeferrableLinear);
 
@@ -76,7 +76,7 @@ inline torch::nn::Sequential make_stage(int64_t stage, int64_t stages, int64_t a
   return layers;
 }
 
-/// Seconds since the begin of the step.
+/// Seconds since the step began.
 struct Times {
   double start = 0, end = 0;
 };
@@ -151,12 +151,12 @@ class Runner {
       output = loss_of(output, rows.narrow(1, 1, kContext)) / schedule_.microbatches;
       loss_ += output.item<double>();
     }
-    alive_.emplace(key, std::pair(input, output));
+    activations_.emplace(key, std::pair(input, output));
     return is_last ? torch::Tensor() : output.detach();
   }
 
   torch::Tensor backward(const Key& key, const torch::Tensor& arrived) {
-    const auto [input, output] = alive_.extract(key).mapped();
+    const auto [input, output] = activations_.extract(key).mapped();
     collect_weights(key);
     output.backward(arrived);
     return input.grad();
@@ -174,7 +174,7 @@ class Runner {
   const Actions& order_;
   Transport& transport_;
   std::map<int64_t, torch::nn::Sequential> stages_;
-  std::map<Key, std::pair<torch::Tensor, torch::Tensor>> alive_;  ///< input and output
-  std::map<Key, Later> weights_;                                  ///< gradients that are not computed yet
+  std::map<Key, std::pair<torch::Tensor, torch::Tensor>> activations_;  ///< input and output
+  std::map<Key, DeferredGradients> weights_;                            ///< gradients that are not computed yet
   double loss_ = 0;
 };

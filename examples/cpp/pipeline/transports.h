@@ -18,7 +18,7 @@
 
 inline constexpr std::chrono::seconds kDeadline{60};
 
-/// A message is the result of an action. All functions may throw muster::ErrorException.
+/// A message is the result of an action. All functions throw if a message fails, or does not come within kDeadline.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -75,7 +75,8 @@ class Rpc : public Transport {
   torch::Tensor receive(const Action& action) override {
     std::unique_lock lock(mutex_);
     if (!delivered_.wait_for(lock, kDeadline, [&] { return mailbox_.contains(action); })) {
-      throw std::runtime_error("no message arrived in 60 s");
+      throw std::runtime_error("the result of pass " + std::string(1, static_cast<char>(action.pass)) + " of stage " +
+                               std::to_string(action.stage) + " did not arrive within 60 s");
     }
     return mailbox_.extract(action).mapped();
   }

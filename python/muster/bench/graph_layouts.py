@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,8 +19,6 @@ import muster.nn
 from muster.bench.graph_steps import compile_for, medians, prepare
 from muster.bench.groups import Groups
 from muster.bench.namespaces import INTERFACE
-from muster.graph._plan.saved import SavedPlan
-from muster.graph._plan.schedule import lower_bound
 
 collectives: Any = torch.distributed.nn.functional
 WIDTH, BATCH, LENGTH, HEAD = 512, 4, 64, 64
@@ -226,17 +222,9 @@ def models(group: Any, backend: str) -> dict[str, Make]:
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A variant is a compiler and a backend of torch.distributed, or "bare", without collectives. Steps are forward and
-    backward. The result has the bytes that a rank sends in a step, too, and the bound of muster's plans in seconds.
+    backward. The result has the bytes that a rank sends in a step, too.
     """
     prepare()
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as plans:
-        os.environ["MUSTER_GRAPH_PLANS"] = plans
-        times, sent = _measure(groups, options)
-        bound = sum(lower_bound(SavedPlan.load(plan).tasks) for plan in Path(plans).iterdir())
-    yield times | {"sent": sent, "bound": bound}
-
-
-def _measure(groups: Groups, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
     torch.manual_seed(dist.get_rank())
     x = torch.randn(BATCH, LENGTH, WIDTH)
     steps: dict[str, Callable[[], Any]] = {}
@@ -247,7 +235,7 @@ def _measure(groups: Groups, options: dict[str, Any]) -> tuple[dict[str, Any], i
         whole = not isinstance(model, nn.parallel.DistributedDataParallel)  # which splits the graph itself
         steps[variant] = partial(_train, compile_for(model, compiler if backend else "inductor", whole), model, x)
     times = medians(steps, "eager muster", ("bare",), options["rounds"], 1)
-    return times, _sent(steps["eager muster"])
+    yield times | {"sent": _sent(steps["eager muster"])}
 
 
 def _sent(step: Callable[[], Any]) -> int:

@@ -165,7 +165,7 @@ def _cut_gather(graph: Graph, chain: Chain, pieces: list[tuple[int, int]]) -> No
             product.replace_all_uses_with(_joined(graph, parts, ranks, _shape(product)))
         for product in results:
             graph.erase_node(product)
-        if chain.wait.users:
+        if chain.whole:
             chain.wait.replace_all_uses_with(_joined(graph, gathered, ranks, _shape(chain.wait)))
 
 

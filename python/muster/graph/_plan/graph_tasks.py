@@ -61,7 +61,7 @@ def compute_seconds(node: Node, costs: Costs) -> float:
     packet = getattr(node.target, "overloadpacket", None)
     if node.op != "call_function" or packet is None or node.target.is_view:  # type: ignore[union-attr]
         return 0.0
-    if packet is torch.ops.aten.cat:
+    if packet in (torch.ops.aten.cat, torch.ops.muster.chunk_of, torch.ops.muster.join_chunks):
         return costs.copy_seconds(bytes_of(node))
     flops = flops_of(node)
     if flops is None:
@@ -70,10 +70,12 @@ def compute_seconds(node: Node, costs: Costs) -> float:
 
 
 def flops_of(node: Node) -> float | None:
-    """Floating-point operations of a product, a convolution or an attention. None for other operators."""
+    """Floating-point operations of a product, a convolution or an attention. None for others, and if it is unknown."""
     packet = getattr(node.target, "overloadpacket", None)
     if node.op != "call_function" or packet not in flop_registry:
         return None
+    if any("val" not in each.meta for each in (node, *node.all_input_nodes)):
+        return None  # a node of a later pass of Inductor's
     values = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
     return number(flop_registry[packet](*values[0], **values[1], out_val=node.meta["val"]))
 

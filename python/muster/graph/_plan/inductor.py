@@ -38,8 +38,9 @@ def reorder(nodes: list[Any], costs: Costs, max_bytes: float, keeps_order: bool,
 
 
 def _forget_ancestors(nodes: list[Any]) -> None:
-    """A kernel may write over its input once the other readers have run. Inductor takes all ancestors for such, also
-    those that come first only by the order of collectives, which the plan changes. What has run, it knows without them.
+    """Inductor lets a kernel write over its input once all other readers have run. It takes the kernel's ancestors for
+    completed, but some are ancestors only by the order of collectives, which the plan changes. Without them, it looks
+    at what has run.
     """
     for node in nodes:
         own = node.get_operation_names()
@@ -88,8 +89,8 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
 
 
 def _flops(part: Any) -> float:
-    """Of a kernel that Inductor calls. Its own estimate asks the last operation that has made the buffer. If a product
-    is reduced in place, that is the wait.
+    """FLOPs of a kernel that Inductor calls. Not estimate_flops(), which looks at the last operation on the buffer:
+    after a reduction in place, that is the wait.
     """
     if not (part.is_extern() or part.is_template()) or isinstance(part.node, MultiOutput):
         return 0.0

@@ -91,10 +91,10 @@ def lower_bound(tasks: Sequence[Task]) -> float:
 
 
 def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
-    """An order in which waits cost little: list scheduling (Graham 1969), by three rules. The longest path to the end
-    comes first; it puts off what must be sent while a long computation is left. The longest path of messages comes
-    first; it knows nothing of computing. What leads to a message soonest comes first; it keeps the wire busy. The best
-    of the three orders is taken.
+    """An order in which waits cost little: list scheduling (Graham 1969) by three rules; the best order is taken. The
+    task that runs first is the one with (1) the longest path to the end, which delays messages while much computing is
+    left; (2) the longest path of messages, which ignores computing; (3) the least computing before the next message,
+    which keeps the wire busy.
 
     max_bytes: results of collectives that are started early may take so much memory. It is exceeded only if nothing
     else can run.
@@ -186,7 +186,7 @@ def _tails(tasks: Sequence[Task]) -> list[float]:
 
 
 def _seconds_to_start(tasks: Sequence[Task]) -> list[float]:
-    """The least computing from the beginning of each task to the start of a collective."""
+    """The least computing from each task, with it, to the next start of a collective. Infinite if none follows."""
     users = _users(tasks)
     result = [math.inf] * len(tasks)
     for index in reversed(_sorted(tasks, users)):

@@ -1,12 +1,13 @@
 #pragma once
 
 #include "muster/torch/backend.h"
-#include "muster/torch/c10d/unlocked_python.h"
+#include "muster/torch/c10d/gil_release.h"
 #include "muster/torch/exception.h"
 
 namespace muster {
 
-/// Reports a call that runs in the caller's thread to the profiler and to the completion hook.
+/// Reports a call that runs in the caller's thread to the profiler and to the completion hook. Releases the GIL
+/// meanwhile, if this thread holds it.
 class ProcessGroupMuster::SyncCallScope {
  public:
   SyncCallScope(const ProcessGroupMuster& backend, const TensorRequest& request, at::TensorList inputs)
@@ -20,7 +21,7 @@ class ProcessGroupMuster::SyncCallScope {
   }
 
  private:
-  const UnlockedPython unlocked_;
+  const GilRelease no_gil_;
   const ProcessGroupMuster& backend_;
   const c10d::OpType type_;
   const bool has_hook_;

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "muster/base/log.h"
-#include "muster/torch/c10d/unlocked_python.h"
+#include "muster/torch/c10d/gil_release.h"
 #include "muster/torch/exception.h"
 
 namespace muster {
@@ -138,7 +138,7 @@ bool TensorWork::wait(std::chrono::milliseconds timeout) {
     if (exception_) std::rethrow_exception(exception_);  // canceled
     return true;
   }
-  const UnlockedPython unlocked;
+  const GilRelease no_gil;
   const bool bounded = timeout > kNoTimeout;
   const Deadline deadline = Deadline::after(bounded ? Duration(timeout) : Duration::zero());
   for (const muster::Work& part : parts_) {

@@ -164,8 +164,8 @@ Tensors exchange(at::TensorList tensors, const c10::List<bool>& sends, at::IntAr
   return results;
 }
 
-// What a product and its collective need that are cut into chunks of rows (python/muster/graph/_plan/chunks.py). A
-// chunk has some rows of each rank. One call costs less time to compile than the kernels that a compiler would write.
+// For products and collectives that are cut into chunks of rows (python/muster/graph/_plan/chunks.py). A chunk has some
+// rows of each rank. One call takes less time to compile than the kernels that Inductor would write.
 
 /// Rows `begin` to `end` of each rank's part of float[ranks * rows, width]: float[ranks * (end - begin), width].
 at::Tensor chunk_of(const at::Tensor& input, int64_t ranks, int64_t begin, int64_t end) {
@@ -174,7 +174,7 @@ at::Tensor chunk_of(const at::Tensor& input, int64_t ranks, int64_t begin, int64
   return chunk;
 }
 
-/// All rows of each rank's part together again.
+/// The inverse of chunk_of: puts the rows of each rank together.
 at::Tensor join_chunks(at::TensorList chunks, int64_t ranks) {
   Tensors parts;
   for (const at::Tensor& chunk : chunks) parts.push_back(chunk.unflatten(0, {ranks, -1}));
