@@ -117,7 +117,8 @@ def _digest(graph: torch.fx.GraphModule, groups: list[Any]) -> Digest:
         inputs = [places[each] for each in node.all_input_nodes]
         used = [names[each] for each in node.args if isinstance(each, str) and each in names]
         tensors = tensors_of(node.meta.get("val"))
-        operators.append(f"{node.target} {inputs} {used} {[each.dtype for each in tensors]}")
+        target = node._pretty_print_target(node.target)  # of a function, without its address
+        operators.append(f"{target} {inputs} {used} {[each.dtype for each in tensors]}")
         sizes.append(str([[number(size) for size in each.shape] for each in tensors]))
     return Digest(*(hashlib.sha256("\n".join(lines).encode()).hexdigest() for lines in (operators, sizes)))
 
@@ -126,8 +127,9 @@ def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -
     """Of Inductor, for a graph that uses these groups. All ranks of those that have collectives must call it: they
     compare their graphs. Raises as agree() does.
 
-    Groups that only send messages are not compared, because their other ranks may compile nothing. A graph with such
-    groups keeps its order: the plans of its peers may differ.
+    Groups that only send messages are not compared, because their other ranks may compile nothing. A graph with
+    messages keeps its order, and nothing is merged: a rank that waits for a message before it sends its own might wait
+    forever.
 
     What ranks decide must be equal. If their graphs differ in operators, nothing is merged, and collectives begin in
     the order of the program; if only sizes differ, as in uneven parts, only the order is kept.
@@ -141,14 +143,17 @@ def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -
     same_operators = same_sizes = False
     if compared:
         same_operators, same_sizes = compare(compared, _digest(graph, groups), calls, config.timeout)
-    keeps_order = not same_sizes or len(compared) < len(groups)
+    has_messages = any(_call(node) is None for _, node in _group_calls(graph))
+    keeps_order = not same_sizes or has_messages
     # The compiler's tensors have no data, and what is measured needs some. Its dispatcher keeps the GIL in collectives,
     # and Gloo's threads take the GIL with Gloo's mutex held, to drop tensors: a deadlock.
     with unset_fake_temporarily(), no_python_dispatcher():
         costs = costs_of(compared) if same_operators else unknown_costs(compared)
     costs = dataclasses.replace(costs, links=unknown_costs(groups).links | costs.links)
     overlap = config.overlap and not getattr(inductor_config, "deterministic", False)  # Inductor would skip the order
-    rewrite = _rewriting(costs, config, merges=config.buckets and same_operators, plans=overlap and not keeps_order)
+    rewrite = _rewriting(
+        costs, config, merges=config.buckets and same_operators and not has_messages, plans=overlap and not keeps_order
+    )
     # Inductor would move a wait behind a collective that then reduces in place what the pending one still reads.
     options: dict[str, Any] = {"post_grad_custom_post_pass": rewrite, "reorder_for_locality": False}
     if overlap:
@@ -168,6 +173,7 @@ def _rewriting(costs: Costs, config: Config, merges: bool, plans: bool) -> Any:
 
     from muster.graph._plan.choice import merge_best
     from muster.graph._plan.chunk_choice import cut_best
+    from muster.graph._plan.rewrite import keep_inputs
 
     class Rewrite(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
@@ -175,6 +181,7 @@ def _rewriting(costs: Costs, config: Config, merges: bool, plans: bool) -> Any:
                 cut_best(graph, costs, config.max_bytes)
             if merges:
                 merge_best(graph, costs, config.max_bytes if plans else None)
+            keep_inputs(graph)
 
         def uuid(self) -> Any:
             return "muster.graph", _version(), repr(costs), config.chunks, merges, plans, config.max_bytes

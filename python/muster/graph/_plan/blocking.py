@@ -29,10 +29,19 @@ def make_blocking(nodes: list[Any]) -> None:
         if (
             is_collective(start.node, getattr(torch.ops._c10d_functional, BLOCKING).default)
             and is_wait(wait.node)
-            and wait.node.inputs[0].get_name() == start.node.inputs[0].get_name()
+            and wait.node.op_overload is torch.ops._c10d_functional.wait_tensor.default
+            and _is_same(wait.node.inputs[0], start.node.inputs[0])
         ):
             start.node.codegen = functools.partial(_write_call, start.node)
             wait.node.codegen = _write_nothing
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    """True for the same part of a buffer."""
+    if first.get_name() != second.get_name():
+        return False
+    layouts = first.get_layout(), second.get_layout()
+    return bool(len({(str(each.offset), str(each.size), str(each.stride)) for each in layouts}) == 1)
 
 
 def _write_call(kernel: Any, wrapper: Any) -> None:

@@ -70,7 +70,18 @@ def _may_merge(node: Node) -> bool:
     if node.op != "call_function" or node.target not in _MERGED or node.kwargs or CHUNK in node.meta:
         return False
     tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
-    return all(isinstance(length, int) for length in tensor.shape) and [user.target for user in node.users] == [_WAIT]
+    if not all(isinstance(length, int) for length in tensor.shape) or [user.target for user in node.users] != [_WAIT]:
+        return False
+    (wait,) = node.users
+    return not _is_strided(wait)
+
+
+def _is_strided(node: Node) -> bool:
+    """True if as_strided() takes a view of it, which would begin where the bucket begins."""
+    return any(
+        "as_strided" in str(user.target) or (getattr(user.target, "is_view", False) and _is_strided(user))
+        for user in node.users
+    )
 
 
 def _needs(node: Node, bucket: _Bucket, bucket_of: dict[Node, _Bucket]) -> bool:
@@ -109,6 +120,10 @@ def _merge(graph: Graph, members: list[Node]) -> None:
 def _joined(graph: Graph, operator: Any, inputs: list[Node], arguments: tuple[Any, ...]) -> Node:
     """The inputs in one tensor. Of a reduce_scatter, the parts of a rank are next to each other."""
     if operator is not _c10d.reduce_scatter_tensor.default:
+        if operator is _c10d.all_reduce.default:
+            # Inductor would let the kernel of a vector write into the bucket, which is then reduced in place.
+            vectors = [each for each in inputs if each.meta["val"].dim() == 1]
+            inputs = [call(graph, torch.ops.aten.clone.default, each) if each in vectors else each for each in inputs]
         flat = [call(graph, torch.ops.aten.reshape.default, tensor, (-1,)) for tensor in inputs]
         return call(graph, torch.ops.aten.cat.default, flat)
     size = arguments[1]

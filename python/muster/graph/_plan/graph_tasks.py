@@ -33,11 +33,12 @@ def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
 
 
 def _starts_of(node: Node, places: dict[Node, int], tasks: list[Task]) -> list[int]:
-    """The collective that a wait is for. Of one with several results, the wait needs an item."""
+    """The collectives that a wait is for. Of one with several results, the wait needs an item."""
     if node.op != "call_function" or "wait_tensor" not in str(node.target):
         return []
-    (result,) = node.all_input_nodes
-    before = [result, *(result.all_input_nodes if result.target is operator.getitem else [])]
+    results = node.all_input_nodes
+    items = [each for each in results if each.target is operator.getitem]
+    before = [*results, *(start for item in items for start in item.all_input_nodes)]
     return [places[each] for each in before if tasks[places[each]].kind is Kind.START]
 
 
