@@ -38,10 +38,9 @@ def make_blocking(nodes: list[Any]) -> None:
 
 def _is_same(first: Any, second: Any) -> bool:
     """True for the same part of a buffer."""
-    if first.get_name() != second.get_name():
-        return False
     layouts = first.get_layout(), second.get_layout()
-    return bool(len({(str(each.offset), str(each.size), str(each.stride)) for each in layouts}) == 1)
+    parts = {(str(each.offset), str(each.size), str(each.stride)) for each in layouts}
+    return first.get_name() == second.get_name() and len(parts) == 1
 
 
 def _write_call(kernel: Any, wrapper: Any) -> None:
