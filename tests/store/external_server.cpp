@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "muster/base/random.h"
 #include "muster/io/socket.h"
 
 namespace muster {
@@ -107,8 +108,12 @@ FakeServer::~FakeServer() {
 }
 
 uint16_t free_port() {
-  const auto listener = listen_on(*Address::parse("127.0.0.1:0"));
-  return local_address(listener->get())->port();
+  // Below those that the kernel gives to clients (from 32768): other tests connect at the same time.
+  static Random random(static_cast<uint64_t>(::getpid()));
+  while (true) {
+    const uint64_t port = random.between(12000, 32000);
+    if (listen_on(*Address::parse("127.0.0.1:" + std::to_string(port)))) return static_cast<uint16_t>(port);
+  }
 }
 
 std::unique_ptr<Store> open_when_up(const std::string& url) {
