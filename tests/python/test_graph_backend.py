@@ -75,9 +75,10 @@ def test_collectives_begin_early_and_are_awaited_late(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
     for default, planned, unplanned, bounded in run_ranks(2, plan_layers, env=env, timeout=TIMEOUT):
         assert planned == "sssswmwmwmwm"
-        assert unplanned == default
-        # torch 2.15 begins one collective earlier by itself, also after the plan.
-        assert default[:4] in ("swms", "sswm")
+        if torch.torch_version.TorchVersion(torch.__version__) < "2.15":
+            assert unplanned == default == "swm" * LAYERS
+        else:  # it begins one collective earlier where it expects to gain from it, by times that it measures
+            assert {default[:4], unplanned[:4]} <= {"swms", "swsm", "sswm"}
         assert bounded[:4] in ("sswm", "sssw")
 
 
