@@ -29,7 +29,7 @@ struct Settings {
 
 struct Trained {
   double first_loss = 0, last_loss = 0;
-  double seconds = 0;  ///< the median step, on the maxima rank
+  double seconds = 0;  ///< the median step, on the slowest rank
   double last_step = 0;
   torch::Tensor times;  ///< of the last step, float64[ranks, actions, start and end]
 };
@@ -122,8 +122,9 @@ void compare(const Settings& settings) {
 
 int64_t number_of(const std::string& option, const std::string& value) {
   const bool is_number = value.size() < 10 && value.find_first_not_of("0123456789") == std::string::npos;
-  if (!is_number || std::stol(value) == 0)
+  if (!is_number || std::stol(value) == 0) {
     throw std::invalid_argument(option + " takes a number from 1 on, not " + value);
+  }
   return std::stol(value);
 }
 

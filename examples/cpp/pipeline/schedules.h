@@ -1,5 +1,4 @@
-// Pipeline schedules: in which order each rank runs its passes. ../../python/pipeline/schedules.py makes the same ones,
-// and a test checks that they wait as long as their formulas say.
+// Pipeline schedules: in which order each rank runs its passes. ../../python/pipeline/schedules.py makes the same ones.
 #pragma once
 
 #include <algorithm>

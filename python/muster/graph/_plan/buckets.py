@@ -122,8 +122,8 @@ def _joined(graph: Graph, operator: Any, inputs: list[Node], arguments: tuple[An
     if operator is not _c10d.reduce_scatter_tensor.default:
         if operator is _c10d.all_reduce.default:
             # Inductor would let the kernel of a vector write into the bucket, which is then reduced in place.
-            vectors = [each for each in inputs if each.meta["val"].dim() == 1]
-            inputs = [call(graph, torch.ops.aten.clone.default, each) if each in vectors else each for each in inputs]
+            clone = torch.ops.aten.clone.default
+            inputs = [call(graph, clone, each) if each.meta["val"].dim() == 1 else each for each in inputs]
         flat = [call(graph, torch.ops.aten.reshape.default, tensor, (-1,)) for tensor in inputs]
         return call(graph, torch.ops.aten.cat.default, flat)
     size = arguments[1]
