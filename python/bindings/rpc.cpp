@@ -10,6 +10,7 @@
 #include "muster/rpc/endpoint.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/rpc/autograd.h"
+#include "muster/torch/rpc/operators.h"
 #include "muster/torch/rpc/process_group_relay.h"
 #include "muster/torch/rpc/references.h"
 #include "muster/torch/rpc/remote_error.h"
@@ -56,8 +57,8 @@ py::object exception_of(const py::error_already_set& error) {
   return exception;
 }
 
-/// The same for what a node of torch's graph throws, which may come from Python.
-rpc::CallError autograd_error() {
+/// The same for what torch throws, which may come from Python.
+rpc::CallError torch_error() {
   try {
     throw;
   } catch (const python_error& thrown) {
@@ -65,6 +66,9 @@ rpc::CallError autograd_error() {
     python_error copy(thrown);
     copy.restore();
     return call_error(exception_of(py::error_already_set()));
+  } catch (const py::error_already_set& thrown) {
+    const py::gil_scoped_acquire gil;
+    return call_error(exception_of(thrown));
   } catch (...) {
     return rpc::current_call_error();
   }
@@ -276,6 +280,10 @@ class PyAgent {
     return {std::move(future), refs_, std::move(recorded)};
   }
 
+  void add_operator(const std::string& function, const std::string& name) {
+    value_or_throw(rpc::add_operator(refs_, autograd_, function, name, torch_error));
+  }
+
   PyRef new_ref(const std::string& owner) { return PyRef(refs_->create(owner)); }
   PyAlias alias(const at::Tensor& tensor) { return PyAlias(rpc::Alias(*refs_, tensor)); }
   void accept_ref(int creator, uint64_t number, const std::pair<std::string, int>& by) {
@@ -380,7 +388,7 @@ std::unique_ptr<PyAgent> join(rpc::EndpointOptions options, const std::optional<
   std::shared_ptr<Autograd> autograd;
   options.setup = [&](rpc::Agent& agent) -> Result<> {
     MUSTER_ASSIGN(refs, RefService::start(agent.shared_from_this(), {.lease = PyAgent::duration(lease)}));
-    MUSTER_ASSIGN(autograd, Autograd::start(agent.shared_from_this(), autograd_error));
+    MUSTER_ASSIGN(autograd, Autograd::start(agent.shared_from_this(), torch_error));
     MUSTER_TRY(rpc::add_fetch(refs, autograd));
     return agent.add_fallback(
         [weak_refs = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd)](const rpc::Request& request,
@@ -417,6 +425,7 @@ void bind_rpc(py::module_& module) {
       .def_property_readonly("id", &PyAgent::id)
       .def("call", &PyAgent::call, py::arg("to"), py::arg("function"), py::arg("arguments"), py::arg("timeout"),
            py::arg("one_way"), py::arg("idempotent"), py::arg("context"), py::arg("keep") = nullptr)
+      .def("add_operator", &PyAgent::add_operator, no_gil)
       .def("new_ref", &PyAgent::new_ref)
       .def("alias", &PyAgent::alias)
       .def("accept_ref", &PyAgent::accept_ref)

@@ -114,3 +114,13 @@ def test_a_learner_and_its_actors_balance_a_pole(example: Callable[..., str]) ->
     returns = [float(mean) for mean in re.findall(r"mean return ([\d.]+)", output)]
     # Chance alone has a return of 22.
     assert len(returns) == 5 and returns[0] < 100 and max(returns[1:]) > 120, output
+
+
+@pytest.mark.slow  # it compiles
+def test_counters_are_in_c_plus_plus(
+    example: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    output = example(3, "counters.py")
+    assert "in all 100.0" in output, output
+    assert max(map(float, re.findall(r"worker\d has seen ([\d.]+)", output))) == 100, output

@@ -61,6 +61,9 @@ def export(*, name: str) -> Callable[[_Callable], _Callable]: ...
 def export(function: Any = None, *, name: str | None = None) -> Any:
     """Marks a function that other workers may call, or a class that they may create and send.
 
+    It may be an operator of torch, such as one of a C++ library that torch.ops.load_library() has loaded:
+    export(torch.ops.tables.pull). Calls of an operator in C++ never take the GIL.
+
     name: callers may use it in place of the function, also from C++: rpc_sync("ps", "pull").
     """
     if function is None:
@@ -71,13 +74,31 @@ def export(function: Any = None, *, name: str | None = None) -> Any:
 def _export(function: Any, name: str | None) -> Any:
     if not callable(function):
         raise TypeError(f"only a function or a class can be exported, not {function!r}")
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        _export(_only_overload(function), name)
+        return function
     if name is not None and (":" in name or "#" in name):
         raise ValueError(f"the name of an exported function must have no colon and no #: {name!r}")
     if name is not None and _exported.setdefault(name, function) is not function:
         raise ValueError(f"another function was exported as {name!r}")
-    _exported[_qualified(function)] = function
+    qualified = _qualified(function)
+    _exported[qualified] = function
     _found.clear()
+    if isinstance(function, torch._ops.OpOverload):
+        from muster.rpc import _agent
+
+        for each in {name or qualified, qualified}:
+            _agent.add_operator(each, function.name())
     return function
+
+
+def _only_overload(packet: torch._ops.OpOverloadPacket) -> torch._ops.OpOverload:
+    overloads = packet.overloads()
+    if len(overloads) != 1:
+        raise ValueError(
+            f"{packet} has the overloads {', '.join(overloads)}: name one, such as {packet}.{overloads[0]}"
+        )
+    return getattr(packet, overloads[0])
 
 
 def allow(names: str | Iterable[str]) -> None:
@@ -103,6 +124,10 @@ def name_of(function: Any) -> str | None:
 def _name_of(function: Any) -> str | None:
     if isinstance(function, types.BuiltinFunctionType) and _of_torch(function.__name__) is function:
         return f"torch:{function.__name__}"
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        function = _only_overload(function)
+    if isinstance(function, torch._ops.OpOverload):
+        return _qualified(function)
     if isinstance(function, types.MethodType) and not isinstance(function.__self__, type):
         return None  # its object would have to travel, too
     if not isinstance(getattr(function, "__qualname__", None), str) or getattr(function, "__module__", None) is None:
@@ -144,6 +169,8 @@ def _find(name: str) -> Any:
     if name in _DATA:
         return _DATA[name]
     module_name, colon, path = name.partition(":")
+    if path.startswith(":"):
+        raise PermissionError(f"other workers must not call the operator {name}: export it with muster.rpc.export()")
     if not colon:
         raise LookupError(f"no function was exported as {name!r}")
     module = sys.modules.get(MAIN if module_name in _MAIN_NAMES else module_name)
@@ -236,6 +263,8 @@ def _is_of_torch_nn(found: type) -> bool:
 
 
 def _qualified(function: Any) -> str:
+    if isinstance(function, torch._ops.OpOverload):
+        return function.name()
     module = function.__module__
     return f"{MAIN if module in _MAIN_NAMES else module}:{function.__qualname__}"
 

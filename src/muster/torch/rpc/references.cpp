@@ -45,30 +45,39 @@ std::string creation_of(const std::string& function) {
   return std::string(kCreate) + kNote + std::string(shown_name(function).substr(0, kMaxNoteBytes));
 }
 
+Handler handler_in_context(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd,
+                           HandlerBody body, Autograd::Describe describe) {
+  return [weak = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd), body = std::move(body), describe](
+             const Request& request, Responder given) {
+    const auto alive = weak.lock();
+    const auto contexts = weak_autograd.lock();
+    if (!alive || !contexts) return;
+    const auto responder = std::make_shared<Responder>(std::move(given));
+    try {
+      const CurrentContext context(contexts->context_of(request.arguments));
+      ValueReader in(request.arguments, alive.get(), request.from.id, CurrentContext::current());
+      body(in, request, alive, responder);
+    } catch (...) {
+      responder->fail(describe());
+    }
+  };
+}
+
 Result<> add_fetch(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd) {
-  const auto handler = [weak = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd)](auto reply) {
-    return [weak, weak_autograd, reply](const Request& request, Responder given) {
-      const auto responder = std::make_shared<Responder>(std::move(given));
-      const auto service = weak.lock();
-      const auto contexts = weak_autograd.lock();
-      if (!service || !contexts) return;
-      try {
-        const ContextPtr context = contexts->context_of(request.arguments);
-        ValueReader in(request.arguments, service.get(), request.from.id, context);
-        const auto send = [weak, reply, responder, receiver = request.from.name,
-                           context](const std::shared_ptr<RefValue>& value) {
-          const auto* failed = dynamic_cast<const FailedValue*>(value.get());
-          if (failed != nullptr) return responder->fail(failed->why);
-          if (const auto alive = weak.lock()) reply(*alive, responder, receiver, *value, context);
-        };
-        const auto given_up = [caller = Request{{}, {}, {}, request.deadline, request.canceled_}] {
-          return caller.canceled() || caller.deadline.passed();
-        };
-        value_or_throw(service->when_ready(read_id(in), send, given_up));
-      } catch (...) {
-        responder->fail(current_call_error());
-      }
-    };
+  const auto handler = [&](auto reply) {
+    return handler_in_context(
+        refs, autograd, [reply](ValueReader& in, const Request& request, const auto& service, const auto& responder) {
+          const auto send = [weak = std::weak_ptr(service), reply, responder, receiver = request.from.name,
+                             context = CurrentContext::current()](const std::shared_ptr<RefValue>& value) {
+            const auto* failed = dynamic_cast<const FailedValue*>(value.get());
+            if (failed != nullptr) return responder->fail(failed->why);
+            if (const auto alive = weak.lock()) reply(*alive, responder, receiver, *value, context);
+          };
+          const auto given_up = [caller = Request{{}, {}, {}, request.deadline, request.canceled_}] {
+            return caller.canceled() || caller.deadline.passed();
+          };
+          value_or_throw(service->when_ready(read_id(in), send, given_up));
+        });
   };
   const auto reply_with_nothing = [](RefService&, const std::shared_ptr<Responder>& responder, const std::string&,
                                      const RefValue&, const ContextPtr&) { responder->reply({}); };

@@ -9,39 +9,29 @@ Worker::Worker(std::shared_ptr<Agent> agent)
       refs_(value_or_throw(RefService::start(agent_, {}))),
       autograd_(value_or_throw(Autograd::start(agent_))) {
   value_or_throw(add_fetch(refs_, autograd_));
-  const auto create = [weak = std::weak_ptr(refs_), weak_autograd = std::weak_ptr(autograd_), makers = makers_](
-                          const Request& request, Responder given) {
-    const auto refs = weak.lock();
-    const auto autograd = weak_autograd.lock();
-    if (!refs || !autograd) return;
-    const auto responder = std::make_shared<Responder>(std::move(given));
-    try {
-      const CurrentContext context(autograd->context_of(request.arguments));
-      ValueReader in(request.arguments, refs.get(), request.from.id, CurrentContext::current());
-      const auto [id, function] = read_create(in, *refs, request.from);
-      const auto done = [refs, responder, id = id](const MakeValue& make) {
-        std::shared_ptr<RefValue> value;
-        try {
-          value = make();
-        } catch (...) {
-          value = std::make_shared<FailedValue>(current_call_error());
-        }
-        refs->set_value(id, std::move(value));
-        ValueWriter none;
-        none.put_none();
-        responder->reply(none.take());
-      };
+  const auto create = [makers = makers_](ValueReader& in, const Request& request, const auto& refs,
+                                         const auto& responder) {
+    const auto [id, function] = read_create(in, *refs, request.from);
+    const auto done = [refs, responder, id = id](const MakeValue& make) {
+      std::shared_ptr<RefValue> value;
       try {
-        makers->find(function)(in, done);
+        value = make();
       } catch (...) {
-        const auto thrown = std::current_exception();
-        done([&]() -> std::shared_ptr<RefValue> { std::rethrow_exception(thrown); });
+        value = std::make_shared<FailedValue>(current_call_error());
       }
+      refs->set_value(id, std::move(value));
+      ValueWriter none;
+      none.put_none();
+      responder->reply(none.take());
+    };
+    try {
+      makers->find(function)(in, done);
     } catch (...) {
-      responder->fail(current_call_error());
+      const auto thrown = std::current_exception();
+      done([&]() -> std::shared_ptr<RefValue> { std::rethrow_exception(thrown); });
     }
   };
-  value_or_throw(agent_->add_function(kCreate, create, {}));
+  value_or_throw(agent_->add_function(kCreate, handler_in_context(refs_, autograd_, create), {}));
   add_optimizer_functions(*this);
 }
 
@@ -87,27 +77,16 @@ Worker::Maker Worker::Makers::find(const std::string& function) {
 
 void Worker::add_handler(const std::string& name, const std::variant<Body, LateBody>& body, Maker maker,
                          FunctionOptions options) {
-  const auto handler = [weak = std::weak_ptr(refs_), weak_autograd = std::weak_ptr(autograd_), body](
-                           const Request& request, Responder given) {
-    const auto refs = weak.lock();
-    const auto autograd = weak_autograd.lock();
-    if (!refs || !autograd) return;
-    const auto responder = std::make_shared<Responder>(std::move(given));
-    try {
-      const CurrentContext context(autograd->context_of(request.arguments));
-      ValueReader in(request.arguments, refs.get(), request.from.id, CurrentContext::current());
-      expect_parts(in, 2);
-      if (const auto* now = std::get_if<Body>(&body)) {
-        ValueWriter out(CurrentContext::current());
-        (*now)(in, out);
-        return reply_with_refs(*refs, responder, request.from.name, std::move(out));
-      }
-      std::get<LateBody>(body)(in, late_answer(refs, responder, request.from.name));
-    } catch (...) {
-      responder->fail(current_call_error());
+  const auto handler = [body](ValueReader& in, const Request& request, const auto& refs, const auto& responder) {
+    expect_parts(in, 2);
+    if (const auto* now = std::get_if<Body>(&body)) {
+      ValueWriter out(CurrentContext::current());
+      (*now)(in, out);
+      return reply_with_refs(*refs, responder, request.from.name, std::move(out));
     }
+    std::get<LateBody>(body)(in, late_answer(refs, responder, request.from.name));
   };
-  value_or_throw(agent_->add_function(name, handler, options));
+  value_or_throw(agent_->add_function(name, handler_in_context(refs_, autograd_, handler), options));
   const std::lock_guard lock(makers_->mutex);
   makers_->by_function[name] = std::move(maker);
 }
