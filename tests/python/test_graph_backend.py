@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,6 +22,7 @@ from muster.graph._plan import costs
 from muster.graph._plan.costs import Costs, LinkCosts
 from ranks import run_ranks
 from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -53,6 +55,15 @@ def order_of(code: str) -> str:
     return "".join(letters[each] for each in found)
 
 
+def without_simple_overlap() -> Any:
+    """From 2.15 on, torch itself begins a collective earlier where it expects to gain from it, by times that it
+    measures. Without this, two compilations of one graph may differ.
+    """
+    if hasattr(inductor_config.aten_distributed_optimizations, "enable_simple_overlap"):
+        return inductor_config.patch({"aten_distributed_optimizations.enable_simple_overlap": False})
+    return contextlib.nullcontext()
+
+
 def plan_layers(rank: int) -> list[str]:
     torch.set_num_threads(1)
     x, shards = inputs(rank)
@@ -62,10 +73,11 @@ def plan_layers(rank: int) -> list[str]:
         "inductor",
         muster.graph.backend(muster.graph.Config(buckets=False)),
         muster.graph.backend(muster.graph.Config(buckets=False, overlap=False)),
-        muster.graph.backend(muster.graph.Config(buckets=False, max_bytes=2 * SIDE * SIDE * 4)),
+        muster.graph.backend(muster.graph.Config(buckets=False, max_bytes=SIDE * SIDE * 4)),
     ):
         torch._dynamo.reset()
-        result, codes = run_and_get_code(torch.compile(gathered, backend=backend, fullgraph=True), x, shards)
+        with without_simple_overlap():
+            result, codes = run_and_get_code(torch.compile(gathered, backend=backend, fullgraph=True), x, shards)
         torch.testing.assert_close(result, expected)
         orders.append(order_of(codes[0]))
     return orders
@@ -74,12 +86,11 @@ def plan_layers(rank: int) -> list[str]:
 def test_collectives_begin_early_and_are_awaited_late(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
     for default, planned, unplanned, bounded in run_ranks(2, plan_layers, env=env, timeout=TIMEOUT):
-        assert planned == "sssswmwmwmwm"
-        if torch.torch_version.TorchVersion(torch.__version__) < "2.15":
-            assert unplanned == default == "swm" * LAYERS
-        else:  # it begins one collective earlier where it expects to gain from it, by times that it measures
-            assert {default[:4], unplanned[:4]} <= {"swms", "swsm", "sswm"}
-        assert bounded[:4] in ("sswm", "sssw")
+        assert unplanned == default == "swm" * LAYERS
+        assert bounded == "swm" * LAYERS  # the next result has no room before this one was multiplied
+        assert sorted(planned) == sorted(default)
+        begun = [planned[:place].count("s") for place, each in enumerate(planned) if each == "w"]
+        assert all(count >= min(number + 2, LAYERS) for number, count in enumerate(begun)), planned
 
 
 def plan_messages(rank: int) -> str:

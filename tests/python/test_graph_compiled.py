@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from graph_forms import FORMS
 from ranks import run_ranks
 from test_graph_capture import assert_equal
@@ -218,6 +220,39 @@ def branch_on_data(rank: int) -> None:
 
 def test_a_branch_on_data_ends_the_graph() -> None:
     run_ranks(2, branch_on_data, timeout=400)
+
+
+def branch_in_the_graph(rank: int, differ: bool) -> None:
+    torch.set_num_threads(1)
+    reduced: Any = functools.partial(
+        functional.all_reduce, reduceOp="sum", group=dist.distributed_c10d._get_default_group()
+    )
+
+    def step(x: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
+        total = x @ x
+        dist.all_reduce(total)
+
+        def shrink(y: torch.Tensor) -> torch.Tensor:
+            return reduced(reduced(y) / 4) if differ and rank == 1 else reduced(y) / 2
+
+        branched: torch.Tensor = torch.cond(positive, lambda y: reduced(y @ y), shrink, (total,))
+        other = x @ x + 1
+        dist.all_reduce(other)
+        return branched + other
+
+    compiled = torch.compile(step, backend="muster", fullgraph=True)
+    x = torch.ones(8, 8) + rank
+    for positive in torch.tensor([True, False]):
+        if differ:
+            with pytest.raises(Exception, match=r"collective 4 of group \w+ is all_reduce.* only 4"):
+                compiled(x, positive)
+        else:
+            torch.testing.assert_close(compiled(x, positive), step(x, positive))
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_branches_of_cond_hold_collectives(differ: bool) -> None:
+    run_ranks(2, branch_in_the_graph, differ, timeout=400)
 
 
 def test_memory_of_a_pending_send_is_not_used_again(tmp_path: Path) -> None:

@@ -132,6 +132,18 @@ def test_a_gradient_is_sent_before_the_next_layer_is_computed() -> None:
     assert timeline(tasks, order(tasks)).total == pytest.approx((2 + 4 * 8) * MS)
 
 
+def test_what_is_needed_first_is_sent_first() -> None:
+    """The first layer needs a small message, too, which is ready a moment later than the large ones."""
+    large = [Task(Kind.START, 4.0, bytes=4) for _ in range(4)]
+    tasks = [Task(Kind.COMPUTE, 1e-3), Task(Kind.START, 0.1, frozenset([0]), bytes=1), *large]
+    tasks += [Task(Kind.WAIT, 0.0, frozenset([start]), start) for start in range(1, 6)]
+    for layer in range(4):
+        before = {6, 7} if layer == 0 else {len(tasks) - 1, 7 + layer}
+        tasks.append(Task(Kind.COMPUTE, 3.0, frozenset(before)))
+    found = timeline(tasks, order(tasks))
+    assert found.total == pytest.approx(4 * 4.0 + 0.1 + 3.0, abs=0.01), found
+
+
 def test_a_circle_is_an_error() -> None:
     with pytest.raises(ValueError, match="circle"):
         order([Task(Kind.COMPUTE, 1.0, frozenset({1})), Task(Kind.COMPUTE, 1.0, frozenset({0}))])

@@ -110,10 +110,11 @@ def _digest(graph: torch.fx.GraphModule, groups: list[Any]) -> Digest:
     """Of all that the plan depends on, except the costs. Numbers among the arguments may differ by rank."""
     from muster.graph._plan.graph_tasks import number, tensors_of
 
-    places = {node: place for place, node in enumerate(graph.graph.nodes)}
+    nodes = [node for part in _parts(graph) for node in part.graph.nodes]
+    places = {node: place for place, node in enumerate(nodes)}
     names = {group.group_name: number for number, group in enumerate(groups)}
     operators, sizes = [str([group.size() for group in groups])], []
-    for node in graph.graph.nodes:
+    for node in nodes:
         inputs = [places[each] for each in node.all_input_nodes]
         used = [names[each] for each in node.args if isinstance(each, str) and each in names]
         tensors = tensors_of(node.meta.get("val"))
@@ -164,6 +165,8 @@ def options_of(groups: list[Any], config: Config, graph: torch.fx.GraphModule) -
             options["force_disable_caches"] = True  # a graph from the cache has no plan
         options["reorder_for_compute_comm_overlap"] = True
         options["reorder_for_compute_comm_overlap_passes"] = [Reorder(costs, config.max_bytes, keeps_order, folder)]
+        if hasattr(inductor_config.aten_distributed_optimizations, "enable_simple_overlap"):  # torch >= 2.15
+            options["aten_distributed_optimizations.enable_simple_overlap"] = False  # it would change the plan
     return options
 
 
@@ -252,13 +255,18 @@ def _call(node: torch.fx.Node) -> Call | None:
 
 def _group_calls(module: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.Node]]:
     """The nodes that use a group, each with the group's name."""
-    for part in module.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+    for part in _parts(module):
+        for node in part.graph.nodes:
             if node.op == "call_function" and str(node.target).partition(".")[0] in NAMESPACES:
                 arguments = reversed([*node.args, *node.kwargs.values()])
                 name = next((each for each in arguments if isinstance(each, str) and _is_group(each)), None)
                 if name is not None:
                     yield name, node
+
+
+def _parts(module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """The graph itself, and the branches of torch.cond."""
+    return [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
 
 
 def _is_group(name: str) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+_SLACK = 2.0  # the wire may be so many times faster, compared with computing, than the costs say, and stays busy
+
 
 class Kind(enum.Enum):
     COMPUTE = "compute"
@@ -91,10 +93,10 @@ def lower_bound(tasks: Sequence[Task]) -> float:
 
 
 def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
-    """An order in which waits cost little: list scheduling (Graham 1969) by three rules; the best order is taken. The
+    """An order in which waits cost little: list scheduling (Graham 1969) by four rules; the best order is taken. The
     task that runs first is the one with (1) the longest path to the end, which delays messages while much computing is
     left; (2) the longest path of messages, which ignores computing; (3) the least computing before the next message,
-    which keeps the wire busy.
+    which keeps the wire busy; (4) the longest path after it, which sends first what is needed first.
 
     max_bytes: results of collectives that are started early may take so much memory. It is exceeded only if nothing
     else can run.
@@ -104,13 +106,16 @@ def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
     tails = _tails(tasks)
     on_wire = _tails([task if task.kind is Kind.START else replace(task, seconds=0.0) for task in tasks])
     soonest = [-seconds for seconds in _seconds_to_start(tasks)]
-    rules = (tails, list(zip(on_wire, tails, strict=True)), list(zip(soonest, tails, strict=True)))
+    after = [tail - task.seconds if task.kind is Kind.START else tail for tail, task in zip(tails, tasks, strict=True)]
+    rules = (tails, list(zip(on_wire, tails, strict=True)), list(zip(soonest, tails, strict=True)), after)
     orders = [_list_schedule(tasks, each, max_bytes) for each in rules]
     return min(orders, key=lambda each: timeline(tasks, each).total)
 
 
 def _list_schedule(tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: float) -> list[int]:
-    """Of the tasks that can run, the most urgent one runs first."""
+    """Of the tasks that can run, the most urgent one runs first. A message begins as late as the wire allows: a more
+    urgent one may be ready by then.
+    """
     users = _users(tasks)
     missing = [len(task.needs) for task in tasks]
     holds = _holds(tasks, users)
@@ -151,13 +156,13 @@ def _list_schedule(tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: f
         if count == 0:
             offer(index)
     while starts or waits or ready:
-        if starts and state.pending + tasks[starts[0][1]].bytes <= max_bytes:
-            run(heapq.heappop(starts)[1])
-            continue
         while waits and waits[0][0] <= state.now:
             index = heapq.heappop(waits)[1]
             heapq.heappush(ready, (places[urgencies[index]], index))
-        run(heapq.heappop(ready or waits or starts)[1])
+        # Until when the rank does what comes next, if that is no start.
+        busy = state.now + _SLACK * tasks[ready[0][1]].seconds if ready else waits[0][0] if waits else math.inf
+        fits = starts and state.pending + tasks[starts[0][1]].bytes <= max_bytes
+        run(heapq.heappop(starts if fits and state.wire <= busy else ready or waits or starts)[1])
     if len(result) != len(tasks):
         raise ValueError("the tasks need each other in a circle")
     return result
