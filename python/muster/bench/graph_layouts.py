@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import muster.nn
-from muster.bench.graph_steps import compile_for, medians, prepare
+from muster.bench.graph_steps import compile_for, medians, overlapped, prepare
 from muster.bench.groups import Groups
 from muster.bench.namespaces import INTERFACE
 
@@ -234,16 +234,20 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
         model = models(groups[backend] if backend else None, backend)[options["model"]]()
         whole = not isinstance(model, nn.parallel.DistributedDataParallel)  # which splits the graph itself
         steps[variant] = partial(_train, compile_for(model, compiler if backend else "inductor", whole), model, x)
-    times = medians(steps, "eager muster", ("bare",), options["rounds"], 1)
-    yield times | {"sent": _sent(steps["eager muster"])}
+    sent = _sent(steps["muster muster"])
+    steps["overlapped"] = overlapped(steps["bare"], sent, groups["muster"])
+    yield medians(steps, "eager muster", options["rounds"], 1) | {"sent": sent}
 
 
 def _sent(step: Callable[[], Any]) -> int:
+    """The bytes of the rank that sends the most."""
     step()
     dist.barrier()
     before = int(_SENT.read_text())
     step()
-    return int(_SENT.read_text()) - before
+    sent = torch.tensor(int(_SENT.read_text()) - before)
+    dist.all_reduce(sent, dist.ReduceOp.MAX)
+    return int(sent)
 
 
 def _train(forward: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> list[Tensor]:

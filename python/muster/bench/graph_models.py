@@ -129,7 +129,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
                 parameter.data = weights[name].data
             packs = compiler in ("package", "bare", "alone")
             steps[variant] = _packaged(own, inputs, folder, group) if packs else compiled(own, compiler, *inputs)
-        yield medians(steps, "eager muster", ("bare", "whole", "alone muster"), options["rounds"], options["calls"])
+        yield medians(steps, "eager muster", options["rounds"], options["calls"])
 
 
 def _packaged(model: nn.Module, inputs: tuple[Tensor, ...], folder: str, group: Any = None) -> Callable[[], Any]:

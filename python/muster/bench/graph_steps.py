@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from muster.bench.timing import in_rounds, time_calls
 
 Step = Callable[[], Any]
 _WARM_UP = 2
+FLOORS = ("bare", "overlapped", "whole", "alone muster")  # variants with other results
 # Of Inductor. passes: torch's own passes begin collectives earlier and wait for them later.
 OPTIONS: dict[str, dict[str, Any]] = {
     "inductor": {},
@@ -34,7 +35,9 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
     prepare()
     make = {"gather": _gathering, "small": _reducing, "blocks": _splitting}[options["model"]]
     steps = {variant: make(variant, groups, options) for variant in options["variants"]}
-    yield medians(steps, "eager muster", ("bare",), options["rounds"], 1)
+    if sent := options.get("sent"):
+        steps["overlapped"] = overlapped(steps["bare"], sent, groups["muster"])
+    yield medians(steps, "eager muster", options["rounds"], 1)
 
 
 def prepare() -> None:
@@ -42,13 +45,25 @@ def prepare() -> None:
     torch._dynamo.config.recompile_limit = 64  # one function is compiled for each variant
 
 
-def medians(
-    steps: dict[str, Step], reference: str, others: Collection[str], rounds: int, calls: int
-) -> dict[str, dict[str, float]]:
-    """{"step": seconds of a step of each variant}. All must have the reference's result, except for `others`."""
+def overlapped(compute: Step, sent: int, group: Any) -> Step:
+    """Perfect overlap: the rank computes while it sends `sent` bytes that nothing depends on."""
+    mine = torch.ones(max(1, sent // 4 // (dist.get_world_size() - 1)))
+    gathered = mine.new_empty(dist.get_world_size() * len(mine))
+
+    def step() -> Any:
+        work = dist.all_gather_into_tensor(gathered, mine, group=group, async_op=True)
+        result = compute()
+        work.wait()  # type: ignore[union-attr]
+        return result
+
+    return step
+
+
+def medians(steps: dict[str, Step], reference: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
+    """{"step": seconds of a step of each variant}. All must have the reference's result, except for floors."""
     expected = steps[reference]()
     for variant, step in steps.items():
-        if variant not in others:
+        if variant not in FLOORS:
             torch.testing.assert_close(step(), expected, rtol=1e-3, atol=1e-3)
         for _ in range(_WARM_UP):
             step()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import muster.nn
-from muster.bench.graph_steps import compile_for, medians, prepare
+from muster.bench.graph_steps import compile_for, medians, overlapped, prepare
 from muster.bench.groups import Groups
 
 
@@ -39,7 +39,8 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
         whole = not isinstance(own, nn.parallel.DistributedDataParallel)  # which splits the graph itself
         forward = compile_for(own, compiler if backend else "inductor", whole)
         steps[variant] = partial(_train, forward, own, x, target)
-    yield medians(steps, "eager muster", ("bare",), options["rounds"], 1)
+    steps["overlapped"] = overlapped(steps["bare"], options["sent"], groups["muster"])
+    yield medians(steps, "eager muster", options["rounds"], 1)
 
 
 def _train(forward: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
