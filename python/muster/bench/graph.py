@@ -209,7 +209,9 @@ def _layouts(arguments: argparse.Namespace) -> Iterator[Row]:
         with _network(arguments) as setups:
             result = _result(arguments, setups, {"model": model, "variants": variants}, "graph_layouts")
         steps = {variant: 1e3 * seconds for variant, seconds in result["step"].items()}
-        yield _row(model, 2, f"step at {arguments.rate}", "ms", result["sent"], steps, steps["overlapped"])
+        row = _row(model, 2, f"step at {arguments.rate}", "ms", result["sent"], steps, steps["overlapped"])
+        row.note = ", ".join(f"{variant}: wrong result" for variant in result["wrong"])
+        yield row
 
 
 def _steps_over_network(

@@ -85,7 +85,7 @@ IValue read_value(ValueReader& in, const TypePtr& type) {
 }
 
 void write_value(ValueWriter& out, const IValue& value) {
-  if (value.isNone()) return out.put_none();
+  if (value.isNone() || (value.isTensor() && !value.toTensor().defined())) return out.put_none();
   if (value.isTensor()) return out.put_tensor(value.toTensor());
   if (value.isBool()) return out.put_bool(value.toBool());
   if (value.isInt()) return out.put_int(value.toInt());
