@@ -1,4 +1,4 @@
-"""Offer a C++ function from a worker in Python. Calls of it do not wait for Python's GIL.
+"""Offer a C++ function from a worker in Python. Its calls do not wait for Python code.
 
     muster run --nproc-per-node 3 examples/python/counters.py
 

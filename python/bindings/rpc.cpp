@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <map>
 #include <optional>
 #include <string>
 
@@ -43,11 +44,15 @@ py::module_ serving() {
   return once<py::module_>([] { return py::module_::import("muster.rpc._serving"); });
 }
 
-/// The exception that Python has raised, for the caller.
+/// The exception that Python has raised, for the caller. It throws nothing, because handlers use it.
 rpc::CallError call_error(const py::object& exception) {
-  const auto [type, message, traceback] =
-      serving().attr("describe")(exception).cast<std::tuple<std::string, std::string, std::string>>();
-  return {{ErrorCode::kInternal, message}, type, traceback};
+  try {
+    const auto [type, message, traceback] =
+        serving().attr("describe")(exception).cast<std::tuple<std::string, std::string, std::string>>();
+    return {{ErrorCode::kInternal, message}, type, traceback};
+  } catch (const std::exception&) {  // of the exception's own __str__()
+    return {{ErrorCode::kInternal, "an exception without a message"}, Py_TYPE(exception.ptr())->tp_name, {}};
+  }
 }
 
 /// The exception with its traceback, which CPython 3.11 keeps apart from it.
@@ -57,7 +62,8 @@ py::object exception_of(const py::error_already_set& error) {
   return exception;
 }
 
-/// The same for what torch throws, which may come from Python.
+/// The exception that is being handled, for the caller. It may come from Python: a node of torch's graph, or an
+/// operator.
 rpc::CallError torch_error() {
   try {
     throw;
@@ -69,6 +75,8 @@ rpc::CallError torch_error() {
   } catch (const py::error_already_set& thrown) {
     const py::gil_scoped_acquire gil;
     return call_error(exception_of(thrown));
+  } catch (const ArgumentException& thrown) {
+    return {{ErrorCode::kInternal, thrown.what_without_backtrace()}, "muster.errors:ArgumentError", {}};
   } catch (...) {
     return rpc::current_call_error();
   }
@@ -280,10 +288,6 @@ class PyAgent {
     return {std::move(future), refs_, std::move(recorded)};
   }
 
-  void add_operator(const std::string& function, const std::string& name) {
-    value_or_throw(rpc::add_operator(refs_, autograd_, function, name, torch_error));
-  }
-
   PyRef new_ref(const std::string& owner) { return PyRef(refs_->create(owner)); }
   PyAlias alias(const at::Tensor& tensor) { return PyAlias(rpc::Alias(*refs_, tensor)); }
   void accept_ref(int creator, uint64_t number, const std::pair<std::string, int>& by) {
@@ -381,8 +385,8 @@ class PyAgent {
 };
 
 std::unique_ptr<PyAgent> join(rpc::EndpointOptions options, const std::optional<c10::intrusive_ptr<c10d::Store>>& store,
-                              const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& process_group,
-                              double lease) {
+                              const std::optional<c10::intrusive_ptr<c10d::ProcessGroup>>& process_group, double lease,
+                              const std::map<std::string, std::string>& operators) {
   if (process_group) options.relay = value_or_throw(rpc::relay_over(*process_group));
   std::shared_ptr<RefService> refs;
   std::shared_ptr<Autograd> autograd;
@@ -390,6 +394,9 @@ std::unique_ptr<PyAgent> join(rpc::EndpointOptions options, const std::optional<
     MUSTER_ASSIGN(refs, RefService::start(agent.shared_from_this(), {.lease = PyAgent::duration(lease)}));
     MUSTER_ASSIGN(autograd, Autograd::start(agent.shared_from_this(), torch_error));
     MUSTER_TRY(rpc::add_fetch(refs, autograd));
+    for (const auto& [function, name] : operators) {
+      MUSTER_TRY(rpc::add_operator(refs, autograd, function, name, torch_error));
+    }
     return agent.add_fallback(
         [weak_refs = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd)](const rpc::Request& request,
                                                                                    rpc::Responder responder) {
@@ -425,7 +432,6 @@ void bind_rpc(py::module_& module) {
       .def_property_readonly("id", &PyAgent::id)
       .def("call", &PyAgent::call, py::arg("to"), py::arg("function"), py::arg("arguments"), py::arg("timeout"),
            py::arg("one_way"), py::arg("idempotent"), py::arg("context"), py::arg("keep") = nullptr)
-      .def("add_operator", &PyAgent::add_operator, no_gil)
       .def("new_ref", &PyAgent::new_ref)
       .def("alias", &PyAgent::alias)
       .def("accept_ref", &PyAgent::accept_ref)
@@ -473,7 +479,7 @@ void bind_rpc(py::module_& module) {
         options.heartbeat_timeout = PyAgent::duration(heartbeat_timeout);
       });
   module.def("rpc_join", &join, py::arg("options"), py::arg("store"), py::arg("process_group"), py::arg("lease"),
-             no_gil);
+             py::arg("operators"), no_gil);
 }
 
 }  // namespace muster::python

@@ -6,7 +6,6 @@ import ctypes
 import os
 import select
 import struct
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import torch
 from rpc_workers import run_workers
 
+import muster
 from muster import rpc
 from muster.rpc import _functions
 
@@ -24,81 +24,81 @@ ops: Any = torch.ops.aten
 own: Any = torch.ops.rpc_test
 
 library = torch.library.Library("rpc_test", "FRAGMENT")
-library.define(
-    "kinds(Tensor[] x, int[] y, (int, str) pair, Dict(str, float) d, str? s=None, Scalar n=2)"
-    " -> (Tensor, Dict(str, float), str)"
+library.define("in_python(Tensor x, str text) -> Tensor")
+
+
+@torch.library.impl(library, "in_python", "CompositeExplicitAutograd")
+def _in_python(x: torch.Tensor, text: str) -> torch.Tensor:
+    if text == "fail":
+        raise KeyError("it failed \ud800")  # which UTF-8 cannot hold
+    return x * len(text)
+
+
+_OPERATORS = (
+    *(ops.mul.Tensor, ops.add.Tensor, ops.einsum.default, ops.max.dim, ops.split_with_sizes.default, ops.clamp.default),
+    *(ops.bernoulli.default, ops._fused_sgd_.default, own.in_python),
 )
-library.define("fails(Tensor x) -> Tensor")
-library.define("draw(Generator? generator=None) -> int")
-
-
-@torch.library.impl(library, "kinds", "CompositeExplicitAutograd")
-def _kinds(x: Any, y: Any, pair: Any, d: Any, s: Any = None, n: Any = 2) -> Any:
-    return sum(x) * sum(y) * n, {**d, pair[1]: pair[0]}, str(s)
-
-
-@torch.library.impl(library, "fails", "CompositeExplicitAutograd")
-def _fails(x: Any) -> Any:
-    raise KeyError("it failed")
-
-
-@torch.library.impl(library, "draw", "CompositeExplicitAutograd")
-def _draw(generator: Any = None) -> Any:
-    return 7
-
-
-for _operator in (ops.mul.Tensor, ops.add.Tensor, own.kinds, own.draw):
+for _operator in _OPERATORS:
     rpc.export(_operator)
-rpc.export(own.fails)
-
-_has_exported = threading.Event()
+rpc.export(name="stacked")(ops.stack.default)
 
 
-@rpc.export
-def wait_for_exports() -> bool:
-    return _has_exported.wait(60)
-
-
-def _call(rank: int) -> None:
-    rpc.export(name="stacked")(ops.stack.default)  # after init_rpc()
-    _has_exported.set()
-    other = f"w{1 - rank}"
-    assert rpc.rpc_sync(other, wait_for_exports)
+def _check_results(other: str) -> None:
     three = torch.full((2,), 3.0)
     assert torch.equal(rpc.rpc_sync(other, ops.mul.Tensor, (three, three)), three * three)
     assert torch.equal(rpc.rpc_sync(other, "aten::add.Tensor", (three,), {"other": three, "alpha": 2}), three * 3)
+    assert torch.equal(rpc.rpc_sync(other, "aten::add.Tensor", (three, three), {"alpha": 0.5}), three * 1.5)
     assert torch.equal(rpc.rpc_sync(other, "stacked", ([three, three], 1)), torch.stack([three, three], 1))
-    made = rpc.rpc_sync(other, own.kinds, ((three, three), [1, 2], (4, "four"), {"one": 1}))
-    assert torch.equal(made[0], three * 12) and made[1:] == ({"one": 1.0, "four": 4.0}, "None")
-    made = rpc.rpc_sync(other, own.kinds, ([three], (1,), (4, "x"), {}, "text"), {"n": 0.5})
-    assert torch.equal(made[0], three / 2) and made[2] == "text"
-    assert rpc.rpc_sync(other, own.draw) == 7
+    assert torch.equal(rpc.rpc_sync(other, ops.einsum.default, ("i,i->i", (three, three))), three * three)
+    assert torch.equal(rpc.rpc_sync(other, ops.clamp.default, (three, None, 2)), three - 1)
+    largest = rpc.rpc_sync(other, ops.max.dim, (torch.tensor([[1, 5, 2]]), 1, True))
+    assert isinstance(largest, tuple) and [each.tolist() for each in largest] == [[[5]], [[1]]]
+    parts = rpc.rpc_sync(other, ops.split_with_sizes.default, (torch.arange(3), [1, 2]))
+    assert [each.tolist() for each in parts] == [[0], [1, 2]]
+    assert torch.equal(rpc.rpc_sync(other, own.in_python, (three, "twice")), three * 5)
     assert torch.equal(rpc.remote(other, ops.mul.Tensor, (three, three)).to_here(), three * three)
+
+
+def _check_errors(other: str) -> None:
+    three = torch.full((2,), 3.0)
     for name, args, kwargs, kind, text in (
-        ("aten::mul.Tensor", (three,), {}, RuntimeError, "needs the argument other"),
-        ("aten::mul.Tensor", (three, three, three), {}, RuntimeError, "takes 2 arguments, got 3"),
-        ("aten::mul.Tensor", (three, "x"), {}, RuntimeError, r"expected a tensor, got a string \(argument other\)"),
-        ("aten::mul.Tensor", (three,), {"self": three}, RuntimeError, "got the argument self twice"),
-        ("aten::mul.Tensor", (three,), {"others": three}, RuntimeError, "has no argument others"),
-        ("aten::mul.Tensor", (three, torch.ones(5)), {}, RuntimeError, "must match the size"),
+        ("aten::mul.Tensor", (three,), {}, muster.ArgumentError, "needs the argument other"),
+        ("aten::add.Tensor", (three, three, 2), {}, muster.ArgumentError, "takes 2 arguments by position, got 3"),
         (
-            "rpc_test::kinds",
-            ([three], [1, "x"], (4, "x"), {}),
+            "aten::mul.Tensor",
+            (three, "x"),
             {},
-            RuntimeError,
-            r"expected an int, got a string \(argument y\)",
+            muster.ArgumentError,
+            r"expected a tensor, got a string \(argument other",
         ),
-        ("rpc_test::kinds", ([three], [1], (4,), {}), {}, RuntimeError, r"expected 2 values, got 1 \(argument pair\)"),
-        ("rpc_test::draw", (1,), {}, RuntimeError, r"its type Generator cannot travel \(argument generator\)"),
-        ("rpc_test::fails", (three,), {}, KeyError, "it failed"),
+        ("aten::mul.Tensor", (three,), {"self": three}, muster.ArgumentError, "got the argument self twice"),
+        ("aten::mul.Tensor", (three,), {"others": three}, muster.ArgumentError, "has no argument others"),
+        ("aten::clamp", (three, "x"), {}, muster.ArgumentError, r"expected a float, got a string \(argument min"),
+        ("stacked", (three,), {}, muster.ArgumentError, r"expected a list, got a tensor \(argument tensors"),
+        ("aten::split_with_sizes", (three, [1, "x"]), {}, muster.ArgumentError, r"got a string \(argument split_sizes"),
+        (
+            "aten::bernoulli",
+            (three,),
+            {"generator": 1},
+            muster.ArgumentError,
+            "a value of type Generator cannot travel",
+        ),
+        ("aten::mul.Tensor", (three, torch.ones(5)), {}, RuntimeError, "must match the size"),
+        ("rpc_test::in_python", (three, "fail"), {}, KeyError, r"it failed .*ud800"),
         ("aten::sub.Tensor", (three, three), {}, PermissionError, "other workers must not call the operator"),
     ):
         with pytest.raises(kind, match=text):
             rpc.rpc_sync(other, name, args, kwargs)
 
 
-def test_operators_take_what_their_schema_says() -> None:
-    run_workers(2, _call)
+def _call(rank: int) -> None:
+    _check_results(f"w{1 - rank}")
+    _check_errors(f"w{1 - rank}")
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_operators_take_what_their_schema_says(allow_pickle: bool) -> None:
+    run_workers(2, _call, allow_pickle=allow_pickle)
 
 
 def _gradients(rank: int) -> None:
@@ -135,6 +135,10 @@ def test_calls_of_operators_need_no_gil(tmp_path: Path) -> None:
 def test_what_can_be_exported() -> None:
     with pytest.raises(ValueError, match=r"has the overloads Tensor, Scalar.*name one, such as aten.mul.Tensor"):
         rpc.export(ops.mul)
-    assert rpc.export(ops.relu.default) is ops.relu.default
-    assert _functions.name_of(ops.relu.default) == "aten::relu"
-    assert _functions.name_of(own.fails) == "rpc_test::fails"
+    with pytest.raises(RuntimeError, match=r"aten::format"):  # only TorchScript can call it
+        rpc.export(ops.format)
+    assert rpc.export(ops.mul.Tensor) is ops.mul.Tensor
+    assert _functions.name_of(ops.mul.Tensor) == "aten::mul.Tensor"
+    assert _functions.name_of(own.in_python) == "rpc_test::in_python"
+    assert "rpc_test::in_python" not in _functions.operators()
+    assert _functions.operators()["stacked"] == "aten::stack"

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/library.h>
 
 #include <atomic>
 #include <latch>
@@ -12,7 +13,19 @@
 #include <thread>
 
 #include "muster/base/random.h"
+#include "muster/torch/rpc/operators.h"
 #include "rpc_workers.h"
+
+TORCH_LIBRARY(rpc_worker_test, library) {
+  using Counts = c10::Dict<std::string, int64_t>;
+  using Results = std::tuple<at::Tensor, std::optional<at::Tensor>, Counts>;
+  library.def("kinds(Tensor x, (int, str) pair, Dict(str, int) counts) -> (Tensor, Tensor?, Dict(str, int))",
+              [](const at::Tensor& x, const std::tuple<int64_t, std::string>& pair, Counts counts) {
+                counts.insert(std::get<1>(pair), std::get<0>(pair));
+                return Results(x * 2, std::nullopt, counts);
+              });
+  library.def("nothing() -> ()", [] {});
+}
 
 namespace muster::rpc {
 namespace {
@@ -67,6 +80,23 @@ TEST_F(RpcWorker, TensorsAreCopied) {
   b_.add_function("needs_grad", [](const at::Tensor& tensor) { return tensor.requires_grad(); });
   EXPECT_TRUE(call<bool>("needs_grad", leaf));
   EXPECT_THROW(call<bool>("needs_grad", at::eye(2).to_sparse()), c10::NotImplementedError);
+}
+
+TEST_F(RpcWorker, OperatorsOfTorchAreCalled) {
+  for (const std::string name : {"kinds", "nothing"}) {
+    ASSERT_TRUE(add_operator(b_.refs(), b_.autograd(), name, "rpc_worker_test::" + name));
+  }
+  using Counts = std::map<std::string, int>;
+  using Results = std::tuple<at::Tensor, std::optional<at::Tensor>, Counts>;
+  const auto [doubled, none, counts] = call<Results>("kinds", at::ones({2}), std::tuple(4, "four"), Counts{{"one", 1}});
+  EXPECT_TRUE(doubled.equal(at::full({2}, 2.0)));
+  EXPECT_FALSE(none);
+  EXPECT_EQ(counts, (Counts{{"one", 1}, {"four", 4}}));
+  call<std::monostate>("nothing");
+  EXPECT_THROW(call<std::monostate>("nothing", 1), ErrorException);
+  EXPECT_EQ(add_operator(b_.refs(), b_.autograd(), "kinds", "rpc_worker_test::kinds").error().code,
+            ErrorCode::kAlreadyExists);
+  EXPECT_EQ(add_operator(b_.refs(), b_.autograd(), "none", "rpc_worker_test::none").error().code, ErrorCode::kNotFound);
 }
 
 TEST_F(RpcWorker, ArgumentsMustFit) {

@@ -3,7 +3,7 @@
 The names and the behavior are those of torch.distributed.rpc. What differs:
 
 - Only these functions can be called: those of the program's own `__main__`, those marked with `@muster.rpc.export`,
-  those in the list that allow() extends, and torch's operators, modules and optimizers. Nothing else is unpickled.
+  those in the list that allow() extends, and torch's functions, modules and optimizers. Nothing else is unpickled.
 - Functions and futures work with asyncio: an `async def` may be called, and the result of rpc_async() awaited.
 - A worker that dies fails the calls to it at once, and no others. shutdown() names it.
 - Workers may come and go if init_rpc() is given no world_size.

@@ -82,9 +82,8 @@ class _Worker(NamedTuple):
     leaving: _leaving.State
 
 
-_lock = threading.Lock()  # guards the values below
+_lock = threading.Lock()
 _worker: _Worker | None = None
-_operators: dict[str, str] = {}  # those that other workers may call, by the names of their functions
 
 
 def init_rpc(
@@ -137,11 +136,8 @@ def init_rpc(
         _functions.allow_all(allow_pickle)
         if allow_pickle:
             _log.warning("allow_pickle=True: each worker of this job can run any code in worker %r", name)
-        agent = _C.rpc_join(
-            _native_options(options, name, join_timeout, world_size is not None), store, process_group, options.lease
-        )
-        for function, operator in _operators.items():
-            agent.add_operator(function, operator)
+        native = _native_options(options, name, join_timeout, world_size is not None)
+        agent = _C.rpc_join(native, store, process_group, options.lease, _functions.operators())
         at_exit = util.Finalize(None, _leave_at_exit, args=(agent, os.getpid()), exitpriority=0)
         leaving = _leaving.State()
         _worker = _Worker(agent, world_size, options.rpc_timeout, os.getpid(), own_store, at_exit, leaving)
@@ -197,16 +193,6 @@ def _rendezvous(init_method: str, rank: int, world_size: int | None) -> tuple[St
         init_method, rank = f"{init_method}{'&' if '?' in init_method else '?'}world_size=-1{own_rank}", -1
     store, _, size = next(rendezvous(init_method, rank, -1 if world_size is None else world_size))
     return PrefixStore("muster-rpc", store), size if world_size is None and size > 0 else world_size
-
-
-def add_operator(function: str, name: str) -> None:
-    """Lets other workers call an operator of torch by the name `function`, in this worker and in later ones."""
-    with _lock:
-        if function in _operators:
-            return
-        _operators[function] = name
-        if is_initialized():
-            current().agent.add_operator(function, name)
 
 
 def is_initialized() -> bool:

@@ -33,9 +33,9 @@ _all_allowed = False
 _names: dict[Any, str] = {}  # the results of name_of(), which takes as long as the rest of a small call
 _MAX_NAMES = 4096
 
-# Operators that are no functions of their arguments alone: it reads or writes a file.
+# Functions of more than their arguments: it reads or writes a file.
 _NOT_PURE = {"from_file"}
-_OPERATORS = torch._C._VariableFunctions
+_TORCH_FUNCTIONS = torch._C._VariableFunctions
 # Methods of torch's classes and of numpy's arrays that write files, start programs, or return an object that does.
 _UNSAFE_METHODS = {"compile", "dump", "numpy", "save", "storage", "tofile", "typed_storage", "untyped_storage"}
 
@@ -62,7 +62,7 @@ def export(function: Any = None, *, name: str | None = None) -> Any:
     """Marks a function that other workers may call, or a class that they may create and send.
 
     It may be an operator of torch, such as one of a C++ library that torch.ops.load_library() has loaded:
-    export(torch.ops.tables.pull). Calls of an operator in C++ never take the GIL.
+    export(torch.ops.tables.pull). If it was exported before init_rpc(), its calls do not wait for Python code.
 
     name: callers may use it in place of the function, also from C++: rpc_sync("ps", "pull").
     """
@@ -77,28 +77,31 @@ def _export(function: Any, name: str | None) -> Any:
     if isinstance(function, torch._ops.OpOverloadPacket):
         _export(_only_overload(function), name)
         return function
+    if isinstance(function, torch._ops.OpOverload):
+        torch._C._dispatch_find_schema_or_throw(*function.name().partition(".")[::2])  # not one of TorchScript
     if name is not None and (":" in name or "#" in name):
         raise ValueError(f"the name of an exported function must have no colon and no #: {name!r}")
     if name is not None and _exported.setdefault(name, function) is not function:
         raise ValueError(f"another function was exported as {name!r}")
-    qualified = _qualified(function)
-    _exported[qualified] = function
+    _exported[_qualified(function)] = function
     _found.clear()
-    if isinstance(function, torch._ops.OpOverload):
-        from muster.rpc import _agent
-
-        for each in {name or qualified, qualified}:
-            _agent.add_operator(each, function.name())
     return function
 
 
+def operators() -> dict[str, str]:
+    """The exported operators in C++, by the names of their functions."""
+    return {
+        name: function.name()
+        for name, function in _exported.items()
+        if isinstance(function, torch._ops.OpOverload) and not function._defined_in_python
+    }
+
+
 def _only_overload(packet: torch._ops.OpOverloadPacket) -> torch._ops.OpOverload:
-    overloads = packet.overloads()
-    if len(overloads) != 1:
-        raise ValueError(
-            f"{packet} has the overloads {', '.join(overloads)}: name one, such as {packet}.{overloads[0]}"
-        )
-    return getattr(packet, overloads[0])
+    names = packet.overloads()
+    if len(names) != 1:
+        raise ValueError(f"{packet} has the overloads {', '.join(names)}: name one, such as {packet}.{names[0]}")
+    return getattr(packet, names[0])
 
 
 def allow(names: str | Iterable[str]) -> None:
@@ -110,7 +113,10 @@ def allow(names: str | Iterable[str]) -> None:
 
 
 def name_of(function: Any) -> str | None:
-    """The name of a function or class for other workers. None if it has none, such as a lambda."""
+    """The name of a function or class for other workers. None if it has none, such as a lambda.
+
+    Raises ValueError for an operator with several overloads.
+    """
     try:
         return _names[function]
     except (KeyError, TypeError):  # TypeError: it cannot be hashed
@@ -156,7 +162,7 @@ def find(name: str) -> Any:
 
 def _find_any(name: str) -> Any:
     module, colon, path = name.partition(":")
-    if name in _exported or not colon:
+    if name in _exported or not colon or path.startswith(":"):  # "library::operator"
         return _find(name)
     return functools.reduce(
         getattr, path.split("."), importlib.import_module(MAIN if module in _MAIN_NAMES else module)
@@ -226,12 +232,12 @@ def _is_listed(found: Any, module_name: str, path: str) -> bool:
 
 
 def _of_torch(name: str) -> Any:
-    """A constant of torch, such as a dtype, or an operator."""
+    """A constant of torch, such as a dtype, or a function in C++."""
     found = getattr(torch, name, None)
     if isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
         return found
-    is_operator = found is not None and getattr(_OPERATORS, name, None) is not None and name not in _NOT_PURE
-    return found if is_operator and isinstance(found, types.BuiltinFunctionType) else None
+    is_native = found is not None and getattr(_TORCH_FUNCTIONS, name, None) is not None and name not in _NOT_PURE
+    return found if is_native and isinstance(found, types.BuiltinFunctionType) else None
 
 
 def check_method(kind: type, name: str) -> None:

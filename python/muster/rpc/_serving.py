@@ -142,7 +142,12 @@ def describe(error: BaseException) -> tuple[str, str, str]:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else _functions._qualified(kind)
     message = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    return name, message, "".join(traceback.format_exception(error))
+    return name, _encodable(message), _encodable("".join(traceback.format_exception(error)))
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which UTF-8 cannot hold."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def rebuild(name: str, message: str, call: str, remote_traceback: str) -> BaseException:

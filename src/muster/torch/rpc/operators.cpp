@@ -4,13 +4,17 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/core/stack.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "muster/torch/exception.h"
 #include "muster/torch/rpc/codec.h"
+#include "muster/torch/rpc/handler.h"
+#include "muster/torch/rpc/references.h"
 
 namespace muster::rpc {
 namespace {
@@ -25,7 +29,8 @@ IValue read_value(ValueReader& in, const TypePtr& type);
 
 /// Lists are sent as Python's lists or tuples.
 IValue read_list(ValueReader& in, const TypePtr& element) {
-  if (const Tag tag = in.next(); tag != Tag::kList && tag != Tag::kTuple) refuse(c10::str("a list, got ", name(tag)));
+  const Tag tag = in.next();
+  if (tag != Tag::kList && tag != Tag::kTuple) refuse(c10::str("expected a list, got ", name(tag)));
   c10::impl::GenericList list(element);
   for (size_t left = in.count(); left > 0; --left) list.push_back(read_value(in, element));
   return list;
@@ -62,8 +67,8 @@ IValue read_value(ValueReader& in, const TypePtr& type) {
       return read<double>(in);
     case TypeKind::NumberType:
       if (in.peek() == Tag::kInt) return read<int64_t>(in);
-      if (in.peek() == Tag::kFloat) return read<double>(in);
-      return read<bool>(in);
+      if (in.peek() == Tag::kTrue || in.peek() == Tag::kFalse) return read<bool>(in);
+      return read<double>(in);
     case TypeKind::StringType:
       return read<std::string>(in);
     case TypeKind::DeviceObjType:
@@ -80,7 +85,7 @@ IValue read_value(ValueReader& in, const TypePtr& type) {
     case TypeKind::DictType:
       return read_dict(in, type->expectRef<c10::DictType>());
     default:
-      refuse("its type " + type->repr_str() + " cannot travel");
+      refuse("a value of type " + type->repr_str() + " cannot travel");
   }
 }
 
@@ -131,9 +136,10 @@ std::vector<IValue> read_arguments(ValueReader& in, const c10::FunctionSchema& s
   std::vector<std::optional<IValue>> given(parameters.size());
   in.expect(Tag::kTuple);
   const size_t count = in.count();
-  if (count > parameters.size()) {
-    refuse(c10::str(schema.name(), "() takes ", parameters.size(), " arguments, got ", count));
-  }
+  const auto named =
+      std::find_if(parameters.begin(), parameters.end(), [](const auto& each) { return each.kwarg_only(); });
+  const auto most = static_cast<size_t>(named - parameters.begin());
+  if (count > most) refuse(c10::str(schema.name(), "() takes ", most, " arguments by position, got ", count));
   for (size_t i = 0; i < count; ++i) given[i] = read_argument(in, parameters[i]);
   in.expect(Tag::kDict);
   for (size_t left = in.count(); left > 0; --left) {
@@ -157,9 +163,7 @@ std::vector<IValue> read_arguments(ValueReader& in, const c10::FunctionSchema& s
 
 Result<> add_operator(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd,
                       const std::string& function, const std::string& name, Autograd::Describe describe) {
-  const size_t dot = name.find('.');
-  const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
-  const auto found = c10::Dispatcher::singleton().findSchema({name.substr(0, dot), overload});
+  const auto found = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name));
   if (!found) return fail(ErrorCode::kNotFound, "torch has no operator \"" + name + "\"");
   const auto call = [op = *found](ValueReader& in, const Request& request, const auto& service, const auto& responder) {
     expect_parts(in, 2);

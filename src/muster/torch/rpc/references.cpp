@@ -6,6 +6,7 @@
 #include "muster/torch/exception.h"
 #include "muster/torch/rpc/autograd/context.h"
 #include "muster/torch/rpc/codec.h"
+#include "muster/torch/rpc/handler.h"
 #include "muster/torch/rpc/remote_error.h"
 
 namespace muster::rpc {
@@ -43,24 +44,6 @@ void reply_with_value(RefService& refs, const std::shared_ptr<Responder>& respon
 
 std::string creation_of(const std::string& function) {
   return std::string(kCreate) + kNote + std::string(shown_name(function).substr(0, kMaxNoteBytes));
-}
-
-Handler handler_in_context(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd,
-                           HandlerBody body, Autograd::Describe describe) {
-  return [weak = std::weak_ptr(refs), weak_autograd = std::weak_ptr(autograd), body = std::move(body), describe](
-             const Request& request, Responder given) {
-    const auto alive = weak.lock();
-    const auto contexts = weak_autograd.lock();
-    if (!alive || !contexts) return;
-    const auto responder = std::make_shared<Responder>(std::move(given));
-    try {
-      const CurrentContext context(contexts->context_of(request.arguments));
-      ValueReader in(request.arguments, alive.get(), request.from.id, CurrentContext::current());
-      body(in, request, alive, responder);
-    } catch (...) {
-      responder->fail(describe());
-    }
-  };
 }
 
 Result<> add_fetch(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,13 +24,6 @@ class FailedValue final : public RefValue {
   explicit FailedValue(CallError why) : why(std::move(why)) {}
   const CallError why;
 };
-
-/// A handler that runs `body` in the call's context of distributed autograd. If `body` throws, the call fails with the
-/// error that `describe` makes of the exception.
-using HandlerBody = std::function<void(ValueReader&, const Request&, const std::shared_ptr<RefService>&,
-                                       const std::shared_ptr<Responder>&)>;
-Handler handler_in_context(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd,
-                           HandlerBody body, Autograd::Describe describe = current_call_error);
 
 /// Adds the functions behind fetch() and wait_for_value() to the agent.
 Result<> add_fetch(const std::shared_ptr<RefService>& refs, const std::shared_ptr<Autograd>& autograd);

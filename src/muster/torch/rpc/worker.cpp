@@ -1,5 +1,6 @@
 #include "muster/torch/rpc/worker.h"
 
+#include "muster/torch/rpc/handler.h"
 #include "muster/torch/rpc/optimizer.h"
 
 namespace muster::rpc {
