@@ -222,7 +222,7 @@ def models(group: Any, backend: str) -> dict[str, Make]:
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A variant is a compiler and a backend of torch.distributed, or "bare", without collectives. Steps are forward and
-    backward. The result has the bytes that a rank sends in a step, too.
+    backward. The result has the bytes that a rank sends in muster's step, too.
     """
     prepare()
     torch.manual_seed(dist.get_rank())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -47,8 +48,8 @@ def prepare() -> None:
 
 def overlapped(compute: Step, sent: int, group: Any) -> Step:
     """Perfect overlap: the rank computes while it sends `sent` bytes that nothing depends on."""
-    mine = torch.ones(max(1, sent // 4 // (dist.get_world_size() - 1)))
-    gathered = mine.new_empty(dist.get_world_size() * len(mine))
+    mine = torch.ones(max(1, sent // 4 // (group.size() - 1)))
+    gathered = mine.new_empty(group.size() * len(mine))
 
     def step() -> Any:
         work = dist.all_gather_into_tensor(gathered, mine, group=group, async_op=True)
@@ -59,26 +60,36 @@ def overlapped(compute: Step, sent: int, group: Any) -> Step:
     return step
 
 
-def medians(steps: dict[str, Step], reference: str, rounds: int, calls: int) -> dict[str, Any]:
-    """{"step": seconds of a step of each variant, "wrong": variants of torch's passes whose result was wrong}.
+def medians(steps: dict[str, Step], reference: str, rounds: int, calls: int) -> dict[str, dict[str, float]]:
+    """{"step": seconds of a step of each variant}. All must have the reference's result, except for floors.
 
-    All others must have the reference's result, except for floors. With torch's passes, Inductor may write into what a
-    pending collective still sends.
+    With torch's passes, Inductor may write into what a pending collective still sends. Variants whose results are wrong
+    for this reason are left out.
     """
     expected = steps[reference]()
-    wrong = []
-    for variant, step in steps.items():
-        if variant not in FLOORS:
-            try:
-                torch.testing.assert_close(step(), expected, rtol=1e-3, atol=1e-3)
-            except AssertionError as error:
-                if not variant.startswith("passes"):
-                    raise AssertionError(f"{variant}: {error}") from error
-                wrong.append(variant)
+    for variant, step in list(steps.items()):
+        if variant not in FLOORS and not _is_right(variant, step(), expected):
+            del steps[variant]
+            continue
         for _ in range(_WARM_UP):
             step()
     times = in_rounds({name: partial(time_calls, step, calls) for name, step in steps.items()}, rounds)
-    return {"step": {name: statistics.median(column) / calls for name, column in times.items()}, "wrong": wrong}
+    return {"step": {name: statistics.median(column) / calls for name, column in times.items()}}
+
+
+def _is_right(variant: str, result: Any, expected: Any) -> bool:
+    """The same at all ranks. Raises AssertionError if the variant has no excuse."""
+    wrong = torch.zeros(())
+    try:
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
+    except AssertionError as error:
+        if not variant.startswith("passes"):
+            raise AssertionError(f"{variant}: {error}") from error
+        wrong += 1
+    dist.all_reduce(wrong, dist.ReduceOp.MAX)
+    if wrong and dist.get_rank() == 0:
+        print(f"muster bench graph: {variant} gives a wrong result", file=sys.stderr)
+    return not wrong
 
 
 def _gathering(variant: str, groups: Groups, options: dict[str, Any]) -> Step:

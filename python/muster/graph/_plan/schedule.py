@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_SLACK = 2.0  # the wire may be so many times faster, compared with computing, than the costs say, and stays busy
+_SLACK = 2.0  # the costs may be wrong by this factor: a late message begins before so much more computing
 
 
 class Kind(enum.Enum):
@@ -96,7 +96,8 @@ def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
     """An order in which waits cost little: list scheduling (Graham 1969) by four rules; the best order is taken. The
     task that runs first is the one with (1) the longest path to the end, which delays messages while much computing is
     left; (2) the longest path of messages, which ignores computing; (3) the least computing before the next message,
-    which keeps the wire busy; (4) the longest path after it, which sends first what is needed first.
+    which keeps the wire busy. Messages begin as soon as they can. (4) sends first what is needed first: of messages,
+    the path after them counts, and none begins before the wire needs it, because a more urgent one may be ready then.
 
     max_bytes: results of collectives that are started early may take so much memory. It is exceeded only if nothing
     else can run.
@@ -107,14 +108,17 @@ def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
     on_wire = _tails([task if task.kind is Kind.START else replace(task, seconds=0.0) for task in tasks])
     soonest = [-seconds for seconds in _seconds_to_start(tasks)]
     after = [tail - task.seconds if task.kind is Kind.START else tail for tail, task in zip(tails, tasks, strict=True)]
-    rules = (tails, list(zip(on_wire, tails, strict=True)), list(zip(soonest, tails, strict=True)), after)
+    rules = (tails, list(zip(on_wire, tails, strict=True)), list(zip(soonest, tails, strict=True)))
     orders = [_list_schedule(tasks, each, max_bytes) for each in rules]
+    orders.append(_list_schedule(tasks, after, max_bytes, _SLACK))
     return min(orders, key=lambda each: timeline(tasks, each).total)
 
 
-def _list_schedule(tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: float) -> list[int]:
-    """Of the tasks that can run, the most urgent one runs first. A message begins as late as the wire allows: a more
-    urgent one may be ready by then.
+def _list_schedule(
+    tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: float, slack: float = math.inf
+) -> list[int]:
+    """Of the tasks that can run, the most urgent one runs first. Messages begin as soon as they can, or, with a finite
+    slack, when the wire would be idle before the rank has done what comes next.
     """
     users = _users(tasks)
     missing = [len(task.needs) for task in tasks]
@@ -159,10 +163,10 @@ def _list_schedule(tasks: Sequence[Task], urgencies: Sequence[Any], max_bytes: f
         while waits and waits[0][0] <= state.now:
             index = heapq.heappop(waits)[1]
             heapq.heappush(ready, (places[urgencies[index]], index))
-        # Until when the rank does what comes next, if that is no start.
-        busy = state.now + _SLACK * tasks[ready[0][1]].seconds if ready else waits[0][0] if waits else math.inf
+        done = state.now + tasks[ready[0][1]].seconds if ready else waits[0][0] if waits else math.inf
+        needed = slack == math.inf or state.wire <= state.now + slack * (done - state.now)
         fits = starts and state.pending + tasks[starts[0][1]].bytes <= max_bytes
-        run(heapq.heappop(starts if fits and state.wire <= busy else ready or waits or starts)[1])
+        run(heapq.heappop(starts if fits and needed else ready or waits or starts)[1])
     if len(result) != len(tasks):
         raise ValueError("the tasks need each other in a circle")
     return result
