@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from muster.graph._backend import _digest
 from muster.graph._plan.costs import Costs, LinkCosts
 from muster.graph._plan.inductor import tasks_of
 from muster.graph._plan.schedule import Kind, Task, lower_bound, order, timeline
@@ -204,3 +205,14 @@ def test_a_collective_writes_a_tensor_only_after_another_has_read_it() -> None:
     waits = {task.start: index for index, task in enumerate(tasks) if task.kind is Kind.WAIT}
     assert waits[first] in tasks[second].needs
     assert not tasks[third].needs, "of another tensor"
+
+
+def digest_with_branch(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    graph = torch.fx.Graph()
+    graph.output((graph.placeholder("x"), graph.get_attr("branch")))
+    return _digest(torch.fx.GraphModule({"branch": torch.fx.symbolic_trace(function)}, graph), [])
+
+
+def test_the_digest_of_a_graph_covers_its_branches() -> None:
+    assert digest_with_branch(lambda x: x + 1) == digest_with_branch(lambda x: x + 1)
+    assert digest_with_branch(lambda x: x + 1) != digest_with_branch(lambda x: x * 1)
