@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as differentiable
 from graph_forms import FORMS
 from ranks import run_ranks
 from test_graph_capture import assert_equal
+from torch.utils.checkpoint import checkpoint
 
 SIDE = 2048
 
@@ -257,3 +259,31 @@ def test_branches_of_cond_hold_collectives(differ: bool) -> None:
 
 def test_memory_of_a_pending_send_is_not_used_again(tmp_path: Path) -> None:
     run_ranks(2, send_late, env={"MUSTER_TRANSPORT": "tcp", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, timeout=400)
+
+
+def recompute(rank: int, compiler: str) -> None:
+    """Backward runs the collectives of forward again."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    weights = [torch.randn(8, 8) for _ in range(3)]
+
+    def block(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = differentiable.all_reduce(x @ weight)
+        return torch.tanh(total / 8)
+
+    def step(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        for weight in weights:
+            x = checkpoint(block, x, weight, use_reentrant=False)
+        return x.square().sum()
+
+    gradients = []
+    for function in (step, torch.compile(step, backend=compiler, fullgraph=True)):
+        own = [weight.clone().requires_grad_() for weight in weights]
+        function(torch.ones(4, 8) + rank, own).backward()  # type: ignore[no-untyped-call]
+        gradients.append([weight.grad for weight in own])
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("compiler", ["inductor", "muster"])
+def test_checkpointed_blocks_run_their_collectives_again(compiler: str) -> None:
+    run_ranks(2, recompute, compiler, timeout=400)
