@@ -53,8 +53,10 @@ def _check_results(other: str) -> None:
     assert torch.equal(rpc.rpc_sync(other, ops.clamp.default, (three, None, 2)), three - 1)
     largest = rpc.rpc_sync(other, ops.max.dim, (torch.tensor([[1, 5, 2]]), 1, True))
     assert isinstance(largest, tuple) and [each.tolist() for each in largest] == [[[5]], [[1]]]
-    parts = rpc.rpc_sync(other, ops.split_with_sizes.default, (torch.arange(3), [1, 2]))
-    assert [each.tolist() for each in parts] == [[0], [1, 2]]
+    for sizes in ([1, 2], torch.Size([1, 2])):
+        parts = rpc.rpc_sync(other, ops.split_with_sizes.default, (torch.arange(3),), {"split_sizes": sizes})
+        assert [each.tolist() for each in parts] == [[0], [1, 2]]
+    assert torch.equal(rpc.rpc_sync(other, ops.mul.Tensor, (torch.nn.Parameter(three), three)), three * three)
     assert torch.equal(rpc.rpc_sync(other, own.in_python, (three, "twice")), three * 5)
     assert torch.equal(rpc.remote(other, ops.mul.Tensor, (three, three)).to_here(), three * three)
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from muster.rpc import _agent, _context, _functions
 from muster.rpc._agent import WorkerInfo
 from muster.rpc._future import CallFuture
@@ -80,15 +82,25 @@ def _call(
 ) -> Any:
     worker = _agent.current()
     function, arguments = named(func, args)
+    named_arguments = dict(kwargs) if kwargs else {}
+    if "::" in function:  # an operator, which cannot read what Python pickles
+        arguments = tuple(map(_unpickled, arguments))
+        named_arguments = {name: _unpickled(value) for name, value in named_arguments.items()}
     return worker.agent.call(
         name_of_worker(to),
         function,
-        [arguments, dict(kwargs) if kwargs else {}],
+        [arguments, named_arguments],
         seconds_of(timeout),
         one_way,
         idempotent,
         _context.current.get(),
     )
+
+
+def _unpickled(argument: Any) -> Any:
+    if isinstance(argument, torch.nn.Parameter) and _context.current.get() == _context.NONE:
+        return argument.detach()
+    return tuple(argument) if isinstance(argument, torch.Size) else argument
 
 
 def name_of_worker(to: str | WorkerInfo) -> str:
