@@ -23,6 +23,9 @@ constexpr const char* kRenew = "muster.ref.renew";
 constexpr int kRenewals = 4;
 /// References in one message of renewals.
 constexpr size_t kMaxRenewed = 1000;
+/// References that are dropped within this time are released together. A wake for each would cost calls that pass one
+/// their core, and a reference that arrives again meanwhile needs one release less.
+constexpr Duration kReleasePause = 1ms;
 
 /// Runs `body` on the arguments of a call, and replies with nothing or with its error.
 Handler handler(std::function<Result<>(const Request&, Reader&)> body) {
@@ -73,7 +76,9 @@ void RefService::run_thread(const std::weak_ptr<RefService>& weak, Wake& wake, D
     {
       std::unique_lock lock(wake.mutex);
       const Duration pause = std::max(next - steady_clock().now(), Duration::zero());
-      wake.changed.wait_for(lock, pause, [&] { return wake.stop || !wake.dropped.empty(); });
+      if (wake.changed.wait_for(lock, pause, [&] { return wake.stop || !wake.dropped.empty(); })) {
+        wake.changed.wait_for(lock, kReleasePause, [&] { return wake.stop; });
+      }
       std::swap(dropped, wake.dropped);
       stop = wake.stop;
     }
@@ -91,7 +96,7 @@ void RefService::drop_later(RefPtr ref) {
   const std::lock_guard lock(wake.mutex);
   if (wake.stop) return;
   wake.dropped.push_back(std::move(ref));
-  wake.changed.notify_all();
+  if (wake.dropped.size() == 1) wake.changed.notify_all();
 }
 
 Result<> RefService::add_functions() {
