@@ -98,6 +98,7 @@ def _call(
 
 
 def _unpickled(argument: Any) -> Any:
+    """A Size as a tuple, and a Parameter as a tensor, as which it is sent in a context of autograd anyway."""
     if isinstance(argument, torch.nn.Parameter) and _context.current.get() == _context.NONE:
         return argument.detach()
     return tuple(argument) if isinstance(argument, torch.Size) else argument
