@@ -73,7 +73,7 @@ def plan_layers(rank: int) -> list[str]:
         ("inductor", False),
         (muster.graph.backend(muster.graph.Config(buckets=False)), True),
         (muster.graph.backend(muster.graph.Config(buckets=False, overlap=False)), False),
-        (muster.graph.backend(muster.graph.Config(buckets=False, max_bytes=SIDE * SIDE * 4)), True),
+        (muster.graph.backend(muster.graph.Config(buckets=False, max_bytes=2 * SIDE * SIDE * 4)), True),
     ):
         torch._dynamo.reset()
         with contextlib.nullcontext() if plans else without_simple_overlap():
@@ -86,11 +86,9 @@ def plan_layers(rank: int) -> list[str]:
 def test_collectives_begin_early_and_are_awaited_late(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
     for default, planned, unplanned, bounded in run_ranks(2, plan_layers, env=env, timeout=TIMEOUT):
+        assert planned == "sssswmwmwmwm"
         assert unplanned == default == "swm" * LAYERS
-        assert bounded == "swm" * LAYERS  # the next result has no room before this one was multiplied
-        assert sorted(planned) == sorted(default)
-        begun = [planned[:place].count("s") for place, each in enumerate(planned) if each == "w"]
-        assert all(count >= min(number + 2, LAYERS) for number, count in enumerate(begun)), planned
+        assert bounded[:4] in ("sswm", "sssw")
 
 
 def plan_messages(rank: int) -> str:
