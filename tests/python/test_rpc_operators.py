@@ -36,7 +36,7 @@ def _in_python(x: torch.Tensor, text: str) -> torch.Tensor:
 
 _OPERATORS = (
     *(ops.mul.Tensor, ops.add.Tensor, ops.einsum.default, ops.max.dim, ops.split_with_sizes.default, ops.clamp.default),
-    *(ops.bernoulli.default, ops._fused_sgd_.default, own.in_python),
+    *(ops.bernoulli.default, own.in_python),
 )
 for _operator in _OPERATORS:
     rpc.export(_operator)

@@ -17,7 +17,7 @@ from muster.bench.timing import in_rounds, time_calls
 
 Step = Callable[[], Any]
 _WARM_UP = 2
-FLOORS = ("bare", "overlapped", "whole", "alone muster")  # variants with other results
+_FLOORS = ("bare", "overlapped", "whole", "alone muster")  # variants with other results
 # Of Inductor. passes: torch's own passes begin collectives earlier and wait for them later.
 OPTIONS: dict[str, dict[str, Any]] = {
     "inductor": {},
@@ -68,7 +68,7 @@ def medians(steps: dict[str, Step], reference: str, rounds: int, calls: int) -> 
     """
     expected = steps[reference]()
     for variant, step in list(steps.items()):
-        if variant not in FLOORS and not _is_right(variant, step(), expected):
+        if variant not in _FLOORS and not _is_right(variant, step(), expected):
             del steps[variant]
             continue
         for _ in range(_WARM_UP):

@@ -265,7 +265,7 @@ def _group_calls(module: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.N
 
 
 def _parts(module: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
-    """The graph itself, and the branches of torch.cond."""
+    """The graph itself, and those in it, such as the branches of torch.cond."""
     return [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
 
 

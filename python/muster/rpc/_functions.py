@@ -32,6 +32,7 @@ _found: dict[str, Any] = {}  # the results of find()
 _all_allowed = False
 _names: dict[Any, str] = {}  # the results of name_of(), which takes as long as the rest of a small call
 _MAX_NAMES = 4096
+_LASTING = (types.FunctionType, type, torch._ops.OpOverload, torch._ops.OpOverloadPacket)  # kinds that _names may keep
 
 # Functions of more than their arguments: it reads or writes a file.
 _NOT_PURE = {"from_file"}
@@ -122,7 +123,7 @@ def name_of(function: Any) -> str | None:
     except (KeyError, TypeError):  # TypeError: it cannot be hashed
         pass
     name = _name_of(function)
-    if name is not None and len(_names) < _MAX_NAMES and isinstance(function, (types.FunctionType, type)):
+    if name is not None and len(_names) < _MAX_NAMES and isinstance(function, _LASTING):
         _names[function] = name
     return name
 

@@ -23,8 +23,8 @@ constexpr const char* kRenew = "muster.ref.renew";
 constexpr int kRenewals = 4;
 /// References in one message of renewals.
 constexpr size_t kMaxRenewed = 1000;
-/// References that are dropped within this time are released together. A wake for each would cost calls that pass one
-/// their core, and a reference that arrives again meanwhile needs one release less.
+/// References that are dropped within this time are released together. Waking the thread for each of them would take
+/// the core from the calls that pass them. A reference that arrives again in this time saves a release.
 constexpr Duration kReleasePause = 1ms;
 
 /// Runs `body` on the arguments of a call, and replies with nothing or with its error.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-_SLACK = 2.0  # of messages that begin late: the wire stays busy, too, if the costs are wrong by this factor
+_SLACK = 2.0  # a late message begins early enough for costs that are wrong by this factor
 
 
 class Kind(enum.Enum):
