@@ -57,8 +57,14 @@ def costs(latency: float, bytes_per_second: float, overlap: float = 1.0) -> Cost
     return Costs(1e9, 1e12, {"0": LinkCosts(latency, bytes_per_second, RANKS, overlap)})
 
 
+STARTS = ("matmul_all_reduce", "matmul_reduce_scatter", "all_gather_chunks")
+
+
 def messages(graph: torch.fx.Graph) -> int:
-    return sum("_c10d_functional" in str(node.target) and "wait" not in str(node.target) for node in graph.nodes)
+    """A collective by chunks has their number before the group's name."""
+    starts = [node for node in graph.nodes if "c10d_functional" in str(node.target) and "wait" not in str(node.target)]
+    chunked = [node for node in graph.nodes if str(node.target).split(".")[-2:][0] in STARTS]
+    return len(starts) + sum(node.args[-2] for node in chunked)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -129,7 +135,9 @@ def row_parallel(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor:
 
 
 def compare_blocks(rank: int) -> list[tuple[int, int]]:
-    """Compiles with costs at which cutting pays, and returns how many starts the forward and the backward have."""
+    """Compiles with costs at which cutting pays, and returns how many collectives by chunks the forward and the
+    backward have.
+    """
     torch.set_num_threads(1)
     ranks = dist.get_world_size()
     name = world().group_name
@@ -153,12 +161,25 @@ def compare_blocks(rank: int) -> list[tuple[int, int]]:
                 value, codes = run_and_get_code(step)
             results.append([value, *(leaf.grad for leaf in leaves)])
         torch.testing.assert_close(results[1], results[0])
-        starts = ("all_gather_into_tensor.default(", "reduce_scatter_tensor.default(", "all_reduce")
-        found.append(tuple(sum(code.count(each) for each in starts) for code in codes))
+        found.append(tuple(sum(code.count(f"muster.{each}.default(") for each in STARTS) for code in codes))
     return found  # type: ignore[return-value]
+
+
+def test_a_product_whose_weights_need_another_one_stays_outside() -> None:
+    def chained(x: Tensor, weight: Tensor, other: Tensor) -> list[Tensor]:
+        rows = c10d.wait_tensor(c10d.all_gather_into_tensor(x, RANKS, "0"))
+        first = rows @ weight.t()  # the transposed weights come after the gather, too
+        return [first, rows @ other, rows @ first[:WIDTH]]
+
+    graph = graph_of(chained)
+    (chain,) = find_chains(graph)
+    assert len(chain.products) == 2
+    assert chain.whole
+    cut(graph, {chain: 2})  # checks the order of the nodes
 
 
 def test_blocks_that_are_cut_have_the_same_results_and_gradients(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
     for column, row in run_ranks(3, compare_blocks, env=env, timeout=TIMEOUT):
-        assert min(*column, row[0]) > 3, (column, row)  # the gradient of the second block's result has no product
+        # The gradient of the second block's result has no product.
+        assert (*column, row[0]) == (2, 1, 1), (column, row)

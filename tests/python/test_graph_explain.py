@@ -93,7 +93,7 @@ def test_a_saved_plan_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"plan": 2}, "its format is 2, and this muster reads format 1"),
+        ({"plan": 1}, "its format is 1, and this muster reads format 2"),
         ({"tasks": None}, "NoneType"),
         ({"order": [0, 0, 1, 2]}, "its order does not name each task once"),
         ({"order": [1, 0, 2, 3]}, "task 1 runs before a task that it needs"),

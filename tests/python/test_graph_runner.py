@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -85,6 +86,10 @@ def run_from_python(rank: int, folder: str) -> None:
     rates = Costs(1e9, 1e12, {dist.group.WORLD.group_name: LinkCosts(1e-6, 1e7, 2)})
     with torch.no_grad(), mock.patch("muster.graph._backend.costs_of", return_value=rates):
         path = muster.graph.package(model, (x,), f"{folder}/rank{rank}.pt2")
+        with zipfile.ZipFile(path) as archive:
+            code = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp"))
+        assert all(f'"muster::{name}"' in code for name in ("all_gather_chunks", "chunks_matmul"))
+        assert "proxy_executor_call_function" not in code
         compiled = torch._inductor.aoti_load_package(path)
         for _ in range(20):
             torch.testing.assert_close(compiled(x), model(x))

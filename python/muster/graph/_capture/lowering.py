@@ -13,11 +13,11 @@ from torch._inductor import ir
 from torch._inductor.lowering import add_layout_constraint, constrain_to_fx_strides, register_lowering
 from torch.utils import _pytree as pytree
 
-from muster.graph._capture.operators import SHAPES
+from muster.graph._capture.operators import CHUNKED_SHAPES, SHAPES
 
 
 def register() -> None:
-    for name in SHAPES:
+    for name in (*SHAPES, *CHUNKED_SHAPES):
         operator = getattr(torch.ops.muster, name).default
         add_layout_constraint(operator, constrain_to_fx_strides)
         register_lowering(operator)(_collective(operator))

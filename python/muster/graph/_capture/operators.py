@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,18 +74,40 @@ SHAPES: dict[str, Callable[..., Any]] = {
 }
 
 
-# ---- operators that send nothing
+# ---- products and messages in chunks of rows, which _plan/chunks.py puts into graphs
 
 
-def _chunk_of(tensor: torch.Tensor, ranks: int, begin: int, end: int) -> torch.Tensor:
-    return tensor.new_empty([ranks * (end - begin), *tensor.shape[1:]])
+def _matmul_all_reduce(
+    rows: torch.Tensor, weights: torch.Tensor, bias: Any, reduce_op: str, chunks: int, group_name: str
+) -> torch.Tensor:
+    return rows.new_empty([rows.shape[0], weights.shape[1]])
 
 
-def _join_chunks(chunks: list[torch.Tensor], ranks: int) -> torch.Tensor:
-    return chunks[0].new_empty([sum(each.shape[0] for each in chunks), *chunks[0].shape[1:]])
+def _matmul_reduce_scatter(
+    rows: torch.Tensor, weights: torch.Tensor, bias: Any, reduce_op: str, ranks: int, chunks: int, group_name: str
+) -> torch.Tensor:
+    return rows.new_empty([rows.shape[0] // ranks, weights.shape[1]])
 
 
-LOCAL_SHAPES: dict[str, Callable[..., Any]] = {"chunk_of": _chunk_of, "join_chunks": _join_chunks}
+def _all_gather_chunks(own_rows: torch.Tensor, ranks: int, chunks: int, group_name: str) -> list[torch.Tensor]:
+    rows = own_rows.shape[0]
+    bounds = [rows * index // chunks for index in range(chunks + 1)]
+    return [own_rows.new_empty([ranks * (end - begin), own_rows.shape[1]]) for begin, end in itertools.pairwise(bounds)]
+
+
+def _chunks_matmul(
+    chunks: list[torch.Tensor], own_rows: torch.Tensor, weights: list[torch.Tensor], biases: list[Any], whole: bool
+) -> list[torch.Tensor]:
+    rows = sum(each.shape[0] for each in chunks)
+    widths = [each.shape[1] for each in weights] + ([own_rows.shape[1]] if whole else [])
+    return [own_rows.new_empty([rows, width]) for width in widths]
+
+
+CHUNKED_SHAPES: dict[str, Callable[..., Any]] = {
+    "matmul_all_reduce": _matmul_all_reduce,
+    "matmul_reduce_scatter": _matmul_reduce_scatter,
+    "all_gather_chunks": _all_gather_chunks,
+}
 
 
 # ---- gradients: each operator is linear, and its gradient is the transposed operator
@@ -153,7 +176,7 @@ GRADIENTS: dict[str, Callable[..., Any]] = {
 
 
 def register() -> None:
-    for name, shape in {**SHAPES, **LOCAL_SHAPES}.items():
+    for name, shape in {**SHAPES, **CHUNKED_SHAPES, "chunks_matmul": _chunks_matmul}.items():
         torch.library.register_fake(f"muster::{name}", shape)
     for name, gradient in GRADIENTS.items():
         torch.library.register_autograd(f"muster::{name}", gradient, setup_context=_save)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from muster.graph._plan.chunks import CHUNK
 from muster.graph._plan.rewrite import call, sort
 
 _c10d = torch.ops._c10d_functional
@@ -67,7 +66,7 @@ def find_buckets(graph: Graph, most_bytes: Callable[[str], float]) -> list[list[
 
 
 def _may_merge(node: Node) -> bool:
-    if node.op != "call_function" or node.target not in _MERGED or node.kwargs or CHUNK in node.meta:
+    if node.op != "call_function" or node.target not in _MERGED or node.kwargs:
         return False
     tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
     if not all(isinstance(length, int) for length in tensor.shape) or [user.target for user in node.users] != [_WAIT]:

@@ -1,15 +1,16 @@
 """Cuts a product and the collective beside it into chunks of rows: one chunk is on the wire while another is computed.
 
-Tensor parallelism has such chains. Often nothing else in the graph can hide their messages.
+Tensor parallelism has such chains. Often nothing else in the graph can hide their messages. A chain becomes one or two
+operators that do the chunks themselves (src/muster/torch/graph/chunked_matmul.h):
 
-    all_gather -> product      the product of a chunk begins when this chunk has arrived
-    product -> all_reduce      a chunk is sent when its product is computed
-    product -> reduce_scatter
+    all_gather -> products     all_gather_chunks, and chunks_matmul, which waits for one chunk after the other
+    product -> all_reduce      matmul_all_reduce
+    product -> reduce_scatter  matmul_reduce_scatter
 """
 
 from __future__ import annotations
 
-import itertools
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +21,13 @@ from muster.graph._plan.rewrite import call, sort
 
 _aten = torch.ops.aten
 _c10d = torch.ops._c10d_functional
+_muster = torch.ops.muster
 _WAIT = _c10d.wait_tensor.default
 _GATHER = _c10d.all_gather_into_tensor.default
 _SCATTER = _c10d.reduce_scatter_tensor.default
 _REDUCE = _c10d.all_reduce.default
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 _PRODUCTS: dict[Any, int] = {_aten.mm.default: 0, _aten.addmm.default: 1}  # and which argument has the rows
-
-CHUNK = "muster_chunk"  # in the meta of a collective that must not be merged with those of other chunks
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,19 @@ class Chain:
 
     @property
     def copied(self) -> tuple[Node, ...]:
-        """Whose values are copied together from chunks."""
-        if not self.gathers:
-            return (self.wait,)
-        return (*self.products, self.wait) if self.whole else self.products
+        """Whose values are copied, because a chunk has some rows of each rank."""
+        if self.gathers:
+            return (*self.products, self.wait) if self.whole else self.products
+        return (rows_of(self.products[0]),) if self.start.target is _SCATTER else ()
 
 
 def find_chains(graph: Graph) -> list[Chain]:
     """No product is in two of them."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
     taken: set[Node] = set()
     chains = []
     for node in graph.nodes:
-        chain = _chain_of(node, taken)
+        chain = _chain_of(node, taken, places)
         if chain is not None:
             taken.update(chain.products)
             chains.append(chain)
@@ -67,9 +68,7 @@ def find_chains(graph: Graph) -> list[Chain]:
 def cut(graph: Graph, chunks: dict[Chain, int]) -> None:
     """Cuts each chain into so many chunks, in place."""
     for chain, count in chunks.items():
-        bounds = [chain.rows * index // count for index in range(count + 1)]
-        pieces = list(itertools.pairwise(bounds))
-        (_cut_gather if chain.gathers else _cut_reduction)(graph, chain, pieces)
+        (_cut_gather if chain.gathers else _cut_reduction)(graph, chain, count)
         graph.erase_node(chain.wait)
         graph.erase_node(chain.start)
     if chunks:
@@ -78,8 +77,8 @@ def cut(graph: Graph, chunks: dict[Chain, int]) -> None:
         graph.lint()
 
 
-def _chain_of(start: Node, taken: set[Node]) -> Chain | None:
-    if start.target not in (_GATHER, _SCATTER, _REDUCE) or start.kwargs or CHUNK in start.meta:
+def _chain_of(start: Node, taken: set[Node], places: dict[Node, int]) -> Chain | None:
+    if start.target not in (_GATHER, _SCATTER, _REDUCE) or start.kwargs:
         return None
     if [user.target for user in start.users] != [_WAIT]:
         return None
@@ -87,7 +86,7 @@ def _chain_of(start: Node, taken: set[Node]) -> Chain | None:
     if not _is_static(start.args[0], wait):
         return None
     if start.target is _GATHER:
-        return _gather_chain(start, wait, taken)
+        return _gather_chain(start, wait, taken, places)
     product = start.args[0]
     while isinstance(product, Node) and product.target in _VIEWS and len(product.users) == 1:
         product = product.args[0]
@@ -97,20 +96,36 @@ def _chain_of(start: Node, taken: set[Node]) -> Chain | None:
     return Chain(start, wait, (product,), rows // parts) if rows % parts == 0 else None
 
 
-def _gather_chain(start: Node, wait: Node, taken: set[Node]) -> Chain | None:
-    """The products of the gathered rows. All see them in the same shape."""
+def _gather_chain(start: Node, wait: Node, taken: set[Node], places: dict[Node, int]) -> Chain | None:
+    """The products of the gathered rows. All see them in the same shape, and need nothing else that comes later."""
     users: list[Node] = []
     rows = [wait]  # and views of it
     for node in rows:  # grows
         for user in node.users:
             (rows if user.target in _VIEWS else users).append(user)
-    found = [each for each in users if each not in taken and _is_product(each) and rows_of(each) in rows]
+    found = [
+        each
+        for each in users
+        if each not in taken
+        and _is_product(each)
+        and rows_of(each) in rows
+        and all(_is_there(other, start, places) for other in others_of(each))
+    ]
     products = tuple(each for each in found if _shape(rows_of(each)) == _shape(rows_of(found[0])))
     if not products:
         return None
     length, parts = _shape(rows_of(products[0]))[0], int(start.args[1])  # type: ignore[arg-type]
     whole = len(products) < len(users)
     return Chain(start, wait, products, length // parts, whole) if length % parts == 0 else None
+
+
+def _is_there(node: Node, start: Node, places: dict[Node, int]) -> bool:
+    """True if the node needs nothing that comes after `start`: so all products of a chain can become one operator. Of
+    what comes later, only views and the like are followed, which need one node each.
+    """
+    while places[node] > places[start] and len(node.all_input_nodes) == 1:
+        (node,) = node.all_input_nodes
+    return places[node] < places[start]
 
 
 def _is_product(node: Node) -> bool:
@@ -129,61 +144,60 @@ def rows_of(product: Node) -> Node:
     return rows  # type: ignore[no-any-return]
 
 
+def others_of(product: Node) -> list[Node]:
+    """The weights, and the bias if there is one."""
+    place = _PRODUCTS[product.target]
+    return [product.args[place + 1], *product.args[:place]]  # type: ignore[list-item]
+
+
+def _weights_and_bias(product: Node) -> tuple[Node, Node | None]:
+    weights, *bias = others_of(product)
+    return weights, bias[0] if bias else None
+
+
 def _shape(node: Any) -> torch.Size:
     shape: torch.Size = node.meta["val"].shape
     return shape
 
 
-def _multiply(graph: Graph, product: Node, rows: Node) -> Node:
-    """The product of some rows."""
-    arguments = list(product.args)
-    arguments[_PRODUCTS[product.target]] = rows
-    return call(graph, product.target, *arguments)
-
-
-def _send(graph: Graph, chain: Chain, piece: Node) -> Node:
-    """The chunk's own collective, awaited."""
-    start = call(graph, chain.start.target, piece, *chain.start.args[1:])
-    start.meta["stack_trace"] = chain.start.meta.get("stack_trace")
-    start.meta[CHUNK] = True
-    return call(graph, _WAIT, start)
-
-
-def _cut_gather(graph: Graph, chain: Chain, pieces: list[tuple[int, int]]) -> None:
-    ranks = chain.start.args[1]
+def _cut_gather(graph: Graph, chain: Chain, count: int) -> None:
     width = _shape(rows_of(chain.products[0]))[1]
-    results: dict[Node, list[Node]] = {product: [] for product in chain.products}
-    gathered = []
-    with graph.inserting_before(chain.products[-1].next):
-        local = call(graph, _aten.reshape.default, chain.start.args[0], (chain.rows, width))
-        for begin, end in pieces:
-            wait = _send(graph, chain, call(graph, _aten.slice.Tensor, local, 0, begin, end))
-            gathered.append(wait)
-            for product, parts in results.items():
-                parts.append(_multiply(graph, product, wait))
-        for product, parts in results.items():
-            product.replace_all_uses_with(_joined(graph, parts, ranks, _shape(product)))
-        for product in results:
+    weights, biases = zip(*map(_weights_and_bias, chain.products), strict=True)
+    with graph.inserting_before(chain.start):
+        own_rows = call(graph, _aten.reshape.default, chain.start.args[0], (chain.rows, width))
+        ranks, group_name = chain.start.args[1:]
+        gathered = _start(graph, chain, _muster.all_gather_chunks.default, own_rows, ranks, count, group_name)
+        arguments = list(weights), list(biases), chain.whole
+        results = call(graph, _muster.chunks_matmul.default, _items(graph, gathered, count), own_rows, *arguments)
+        for product, result in zip(chain.products, _items(graph, results, len(weights)), strict=True):
+            product.replace_all_uses_with(result)
             graph.erase_node(product)
+        rows = own_rows  # only for views that nothing uses any more
         if chain.whole:
-            chain.wait.replace_all_uses_with(_joined(graph, gathered, ranks, _shape(chain.wait)))
+            rows = call(graph, operator.getitem, results, len(weights))
+            rows = call(graph, _aten.reshape.default, rows, tuple(_shape(chain.wait)))
+        chain.wait.replace_all_uses_with(rows)
 
 
-def _joined(graph: Graph, chunks: list[Node], ranks: Any, shape: torch.Size) -> Node:
-    """The rows of each rank together. A chunk has some rows of every rank."""
-    joined = call(graph, torch.ops.muster.join_chunks.default, chunks, ranks)
-    return call(graph, _aten.reshape.default, joined, tuple(shape))
-
-
-def _cut_reduction(graph: Graph, chain: Chain, pieces: list[tuple[int, int]]) -> None:
+def _cut_reduction(graph: Graph, chain: Chain, count: int) -> None:
     (product,) = chain.products
-    rows = rows_of(product)
-    results = []
-    with graph.inserting_before(chain.wait.next):
-        for begin, end in pieces:
-            if chain.start.target is _SCATTER:
-                piece = call(graph, torch.ops.muster.chunk_of.default, rows, chain.start.args[2], begin, end)
-            else:
-                piece = call(graph, _aten.slice.Tensor, rows, 0, begin, end)
-            results.append(_send(graph, chain, _multiply(graph, product, piece)))
-        chain.wait.replace_all_uses_with(_joined(graph, results, 1, _shape(chain.wait)))
+    scatters = chain.start.target is _SCATTER
+    target = _muster.matmul_reduce_scatter if scatters else _muster.matmul_all_reduce
+    _, *reduce_op_and_ranks, group_name = chain.start.args
+    with graph.inserting_before(chain.start):
+        weights_and_bias = _weights_and_bias(product)
+        start = _start(
+            graph, chain, target.default, rows_of(product), *weights_and_bias, *reduce_op_and_ranks, count, group_name
+        )
+        result = call(graph, _aten.reshape.default, call(graph, _WAIT, start), tuple(_shape(chain.wait)))
+        chain.wait.replace_all_uses_with(result)
+
+
+def _start(graph: Graph, chain: Chain, target: Any, *arguments: Any) -> Node:
+    start = call(graph, target, *arguments)
+    start.meta["stack_trace"] = chain.start.meta.get("stack_trace")
+    return start
+
+
+def _items(graph: Graph, values: Node, count: int) -> list[Node]:
+    return [call(graph, operator.getitem, values, index) for index in range(count)]

@@ -54,6 +54,19 @@ class Costs:
         link = self.links[group_name]
         return link.latency + bytes_sent(operator, link.ranks, input_bytes, output_bytes) / link.bytes_per_second
 
+    def chunks_wire_seconds(
+        self, chunks: int, group_name: str, operator: str, input_bytes: int, output_bytes: int
+    ) -> float:
+        """Of a collective that is cut: each chunk has its latency."""
+        return chunks * self.wire_seconds(group_name, operator, input_bytes // chunks, output_bytes // chunks)
+
+    def chunks_compute_seconds(self, chunks: int, whole: float, weight_bytes: float, copied_bytes: float) -> float:
+        """Of products that take `whole` seconds in one piece. Each chunk reads all weights. Some bytes are copied."""
+        if chunks == 1:
+            return whole
+        weights = KERNEL_SECONDS + weight_bytes / self.bytes_per_second
+        return whole + (chunks - 1) * weights + self.copy_seconds(copied_bytes)
+
 
 def bytes_sent(operator: str, size: int, input_bytes: int, output_bytes: int) -> float:
     """What a rank sends, or receives if that is more."""

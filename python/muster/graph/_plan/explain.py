@@ -53,10 +53,13 @@ def _bars(plan: SavedPlan, step: Timeline, longest: float) -> list[str]:
     """Computing and waiting; messages below."""
     rank, wire = [" "] * _COLUMNS, [" "] * _COLUMNS
     for index, task in enumerate(plan.tasks):
-        row, mark = {Kind.COMPUTE: (rank, "#"), Kind.WAIT: (rank, "."), Kind.START: (wire, "=")}[task.kind]
-        first = round(step.begin[index] / longest * _COLUMNS)
-        last = round(step.end[index] / longest * _COLUMNS)
-        row[first:last] = mark * (last - first)
+        bars = [(rank, "#", *step.computing[index])]
+        if task.kind is not Kind.COMPUTE:
+            row, mark = (rank, ".") if task.kind is Kind.WAIT else (wire, "=")
+            bars.append((row, mark, step.begin[index], step.end[index]))
+        for row, mark, begin, end in bars:
+            first, last = round(begin / longest * _COLUMNS), round(end / longest * _COLUMNS)
+            row[first:last] = mark * (last - first)
     return ["".join(rank).rstrip(), "".join(wire).rstrip()]
 
 
@@ -87,19 +90,25 @@ def trace(plan: SavedPlan, steps: Mapping[str, Timeline]) -> dict[str, Any]:
         for thread, row in enumerate(("rank", "messages")):
             events.append({"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": row}})
         for index, (task, label) in enumerate(zip(plan.tasks, plan.labels, strict=True)):
-            begin, end = 1e6 * step.begin[index], 1e6 * step.end[index]
-            events.append(
+            bars = [(label.name, Kind.COMPUTE, *step.computing[index])] if task.rank_seconds else []
+            if task.kind is Kind.START:
+                bars.append((label.name, Kind.START, step.begin[index], step.end[index]))
+            elif task.kind is Kind.WAIT:
+                waits_for = f"wait for {plan.labels[task.start].name}"
+                bars.append((waits_for, Kind.WAIT, step.begin[index], step.end[index]))
+            events += [
                 {
                     "ph": "X",
-                    "name": label.name if task.kind is not Kind.WAIT else f"wait for {plan.labels[task.start].name}",
-                    "cat": task.kind.value,
+                    "name": name,
+                    "cat": kind.value,
                     "pid": process,
-                    "tid": 1 if task.kind is Kind.START else 0,
-                    "ts": begin,
-                    "dur": end - begin,
+                    "tid": 1 if kind is Kind.START else 0,
+                    "ts": 1e6 * begin,
+                    "dur": 1e6 * (end - begin),
                     "args": {"line": label.source, "bytes": task.bytes},
                 }
-            )
+                for name, kind, begin, end in bars
+            ]
     return {"traceEvents": events}
 
 

@@ -13,7 +13,12 @@ from torch.utils.flop_counter import flop_registry
 
 from muster.graph._plan import NAMESPACES
 from muster.graph._plan.costs import Costs
-from muster.graph._plan.schedule import Kind, Task, order, timeline
+from muster.graph._plan.schedule import Kind, Task, finish_by_chunks, order, start_by_chunks, timeline
+
+_GATHER = torch.ops.muster.all_gather_chunks.default
+_MULTIPLY = torch.ops.muster.chunks_matmul.default
+_REDUCE = torch.ops.muster.matmul_all_reduce.default
+_SCATTER = torch.ops.muster.matmul_reduce_scatter.default
 
 
 def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
@@ -24,9 +29,10 @@ def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
         # The end of the graph does not hold the memory of results: they belong to the caller.
         needs = frozenset(places[each] for each in node.all_input_nodes if node.op != "output")
         if _is_start(node):
-            tasks.append(replace(message(node, bytes_of(node.args[0]), bytes_of(node), costs), needs=needs))
+            start = message(node, bytes_of(node.args[0]), bytes_of(node), costs)
+            tasks.append(by_chunks(replace(start, needs=needs), node, costs))
         elif starts := _starts_of(node, places, tasks):
-            tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]))
+            tasks.append(by_chunks(Task(Kind.WAIT, 0.0, needs, starts[0]), node, costs))
         else:
             tasks.append(Task(Kind.COMPUTE, compute_seconds(node, costs), needs))
     return tasks
@@ -34,7 +40,7 @@ def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
 
 def _starts_of(node: Node, places: dict[Node, int], tasks: list[Task]) -> list[int]:
     """The collectives that a wait is for. Of one with several results, the wait needs an item."""
-    if node.op != "call_function" or "wait_tensor" not in str(node.target):
+    if node.target not in (torch.ops._c10d_functional.wait_tensor.default, _MULTIPLY):
         return []
     results = node.all_input_nodes
     items = [each for each in results if each.target is operator.getitem]
@@ -48,9 +54,43 @@ def message(start: Node, sent: int, received: int, costs: Costs) -> Task:
     return Task(Kind.START, seconds, bytes=0 if "all_reduce" in str(start.target) else received)
 
 
+def by_chunks(task: Task, node: Node, costs: Costs) -> Task:
+    """The task of an operator that works by chunks (chunks.py). Other tasks are returned as they are."""
+    arguments: Any = node.args
+    if node.target is _GATHER:
+        return replace(task, seconds=_wire_seconds(node, costs, bytes_of(arguments[0])))
+    if node.target is _MULTIPLY:
+        chunks, own_rows, weights, biases, _ = arguments
+        whole = sum(_matmul_seconds(chunks, each, costs) for each in weights)
+        computing = costs.chunks_compute_seconds(len(chunks), whole, bytes_of([weights, biases]), bytes_of(node))
+        wire = _wire_seconds(chunks[0].args[0], costs, bytes_of(own_rows))
+        return finish_by_chunks(task, wire, computing, len(chunks))
+    if node.target not in (_REDUCE, _SCATTER):
+        return task
+    rows, weights, bias, _, *ranks, count, _ = arguments
+    seconds = _matmul_seconds([rows], weights, costs)
+    copied, sent = (bytes_of(rows), bytes_of(node) * ranks[0]) if ranks else (0, bytes_of(node))
+    computing = costs.chunks_compute_seconds(count, seconds, bytes_of([weights, bias]), copied)
+    return start_by_chunks(task, _wire_seconds(node, costs, sent), computing, count)
+
+
+def _wire_seconds(start: Any, costs: Costs, sent: int) -> float:
+    """Of a collective by chunks. Its last arguments are their number and the group."""
+    count, group_name = start.args[-2:]
+    return costs.chunks_wire_seconds(count, group_name, str(start.target), sent, bytes_of(start))
+
+
+def _matmul_seconds(rows: Any, weights: Any, costs: Costs) -> float:
+    """rows: a list of the parts of one matrix."""
+    length, width = weights.meta["val"].shape
+    height = sum(int(each.meta["val"].shape[0]) for each in rows)
+    return costs.compute_seconds(2.0 * height * length * width, bytes_of([rows, weights]))
+
+
 def _is_start(node: Node) -> bool:
     return (
         node.op == "call_function"
+        and node.target is not _MULTIPLY
         and str(node.target).partition(".")[0] in NAMESPACES
         and "wait" not in str(node.target)
         and bool(node.args)
@@ -62,7 +102,7 @@ def compute_seconds(node: Node, costs: Costs) -> float:
     packet = getattr(node.target, "overloadpacket", None)
     if node.op != "call_function" or packet is None or node.target.is_view:  # type: ignore[union-attr]
         return 0.0
-    if packet in (torch.ops.aten.cat, torch.ops.muster.chunk_of, torch.ops.muster.join_chunks):
+    if packet is torch.ops.aten.cat:
         return costs.copy_seconds(bytes_of(node))
     flops = flops_of(node)
     if flops is None:

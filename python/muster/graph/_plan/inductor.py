@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.ir import MultiOutput
 from torch._inductor.utils import is_collective, is_wait
@@ -13,7 +14,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from muster.graph._plan.blocking import make_blocking
 from muster.graph._plan.costs import Costs
-from muster.graph._plan.graph_tasks import flops_of
+from muster.graph._plan.graph_tasks import by_chunks, flops_of
+from muster.graph._plan.native_calls import make_native
 from muster.graph._plan.saved import Label, SavedPlan, source_of
 from muster.graph._plan.schedule import Kind, Task, order
 
@@ -34,6 +36,7 @@ def reorder(nodes: list[Any], costs: Costs, max_bytes: float, keeps_order: bool,
     in_order = [nodes[index] for index in planned]
     _forget_ancestors(in_order)
     make_blocking(in_order)
+    make_native(in_order)
     return in_order
 
 
@@ -52,7 +55,7 @@ def _label(node: Any) -> Label:
     kernels = [part.node for part in node.get_nodes() if part.node is not None]
     origins = sorted({origin for kernel in kernels for origin in kernel.get_origins()})
     sources = [source for origin in origins if (source := source_of(origin.meta.get("stack_trace")))]
-    if is_collective(node.node) or is_wait(node.node):
+    if is_collective(node.node) or _is_wait(node.node):
         name = node.node.op_overload.name().rpartition("::")[2].partition(".")[0]
     else:
         name = ", ".join(dict.fromkeys(str(origin.target).split(".")[-2:][0] for origin in origins))
@@ -70,22 +73,35 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
             if makers.get(dep.name, index) != index and not _only_orders(node, dep)
         )
         if is_collective(node.node):
-            tasks.append(_start(node.node, needs | last_start, costs))
+            tasks.append(_by_chunks(_start(node.node, needs | last_start, costs), node.node, costs))
             if keeps_order:
                 last_start = frozenset({index})
-        elif is_wait(node.node):
+        elif _is_wait(node.node):
             # A collective with several results has a node for each, which takes no time.
             parts = {need for need in needs if isinstance(nodes[need].node, MultiOutput)}
             before = needs.union(*(tasks[part].needs for part in parts))
             starts = [need for need in sorted(before) if tasks[need].kind is Kind.START]
             # A rank that waited before it begins a collective of another group might wait for a rank that waits for it.
             needs |= last_start
-            tasks.append(Task(Kind.WAIT, 0.0, needs, starts[0]) if starts else Task(Kind.COMPUTE, 0.0, needs))
+            wait = Task(Kind.WAIT, 0.0, needs, starts[0]) if starts else Task(Kind.COMPUTE, 0.0, needs)
+            tasks.append(_by_chunks(wait, node.node, costs))
         else:
             flops = sum(_flops(part) for part in node.get_nodes())
             seconds = costs.compute_seconds(flops, node.get_read_write_buffers_sizes())
             tasks.append(Task(Kind.COMPUTE, seconds, needs))
     return tasks
+
+
+def _is_wait(kernel: Any) -> bool:
+    """True also for an operator that waits for chunks."""
+    return is_wait(kernel) or getattr(kernel, "op_overload", None) is torch.ops.muster.chunks_matmul.default
+
+
+def _by_chunks(task: Task, kernel: Any, costs: Costs) -> Task:
+    for origin in kernel.get_origins():
+        if origin.target is kernel.op_overload:
+            return by_chunks(task, origin, costs)
+    return task
 
 
 def _flops(part: Any) -> float:

@@ -64,8 +64,8 @@ def _timeline(plan: SavedPlan, calls: dict[int, Event], events: list[Event]) -> 
     for event in events:
         if event["name"].startswith(_GRAPH) and event["ts"] <= first["ts"] and _end(event) >= _end(last):
             begin, end = event["ts"], _end(event)
-    size = len(plan.tasks)
-    result = Timeline([0.0] * size, [0.0] * size, total=_seconds(end - begin))
+    result = Timeline.of(len(plan.tasks))
+    result.total = _seconds(end - begin)
     now = begin
     kernels: list[int] = []
     for index in plan.order:
@@ -77,9 +77,13 @@ def _timeline(plan: SavedPlan, calls: dict[int, Event], events: list[Event]) -> 
         _share(plan, result, kernels, _seconds(now - begin), _seconds(event["ts"] - begin))
         kernels = []
         now = _end(event)
-        result.begin[index], result.end[index] = _seconds(event["ts"] - begin), _seconds(now - begin)
+        ended = _seconds(now - begin)
+        result.begin[index] = _seconds(event["ts"] - begin)
+        # A call that computes by chunks first waits for what its computing leaves of the call.
+        result.end[index] = max(ended - task.computing, result.begin[index])
+        result.computing[index] = result.end[index] if task.computing else ended, ended
         if task.kind is Kind.WAIT:
-            result.exposed += _seconds(event["dur"])
+            result.exposed += result.end[index] - result.begin[index]
             result.end[task.start] = result.end[index]
     _share(plan, result, kernels, _seconds(now - begin), result.total)
     _add_wire(plan, result, [event for event in events if event["name"].startswith(_WIRE)], begin, end)
@@ -93,6 +97,7 @@ def _share(plan: SavedPlan, result: Timeline, kernels: list[int], begin: float, 
         begin += (end - begin) * plan.tasks[index].seconds / expected if expected else 0.0
         expected -= plan.tasks[index].seconds
         result.end[index] = begin
+        result.computing[index] = result.begin[index], begin
 
 
 def _add_wire(plan: SavedPlan, result: Timeline, spans: list[Event], begin: float, end: float) -> None:

@@ -26,11 +26,11 @@ def draw(plan: SavedPlan, steps: Mapping[str, Timeline], path: Path) -> None:
     figure, panels = plt.subplots(len(steps), figsize=(11, 1.1 * len(steps) + 0.8), sharex=True, squeeze=False)
     for (name, step), panel in zip(steps.items(), panels.flat, strict=True):
         for kind, color in _COLORS.items():
-            bars = [
-                (1e3 * step.begin[index], 1e3 * (step.end[index] - step.begin[index]))
-                for index, task in enumerate(plan.tasks)
-                if task.kind is kind
-            ]
+            spans = step.computing
+            if kind is not Kind.COMPUTE:
+                ends = zip(plan.tasks, step.begin, step.end, strict=True)
+                spans = [(begin, end) for task, begin, end in ends if task.kind is kind]
+            bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in spans]
             row = 1 if kind is Kind.START else 0
             panel.broken_barh(bars, (row - 0.4, 0.8), color=color, edgecolor="white", linewidth=0.4)
         panel.set_yticks((0, 1), ("rank", "messages"), fontsize=8)

@@ -53,7 +53,8 @@ def _waits(start: Node) -> list[Node]:
         return []
     items = [user for user in start.users if user.target is operator.getitem]
     users = [*start.users, *(user for item in items for user in item.users)]
-    return [user for user in users if "wait_tensor" in str(user.target)]
+    waits = (torch.ops._c10d_functional.wait_tensor.default, torch.ops.muster.chunks_matmul.default)
+    return [user for user in users if user.target in waits]
 
 
 def _memory(node: Node) -> Any:

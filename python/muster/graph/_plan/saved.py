@@ -15,7 +15,7 @@ import torch
 
 from muster.graph._plan.schedule import Kind, Task
 
-_FORMAT = 1
+_FORMAT = 2
 _SOURCE = re.compile(r'File "([^"]+)", line (\d+)')
 _LIBRARIES = Path(__file__).resolve().parents[2], Path(torch.__file__).parent
 _numbers = itertools.count()
@@ -62,8 +62,15 @@ class SavedPlan:
 
 
 def _task(content: dict[str, Any]) -> Task:
-    needs = frozenset(int(need) for need in content["needs"])
-    return Task(Kind(content["kind"]), float(content["seconds"]), needs, int(content["start"]), int(content["bytes"]))
+    return Task(
+        Kind(content["kind"]),
+        float(content["seconds"]),
+        frozenset(int(need) for need in content["needs"]),
+        int(content["start"]),
+        int(content["bytes"]),
+        float(content["computing"]),
+        float(content["beside"]),
+    )
 
 
 def _check(path: Path, plan: SavedPlan) -> None:

@@ -29,16 +29,49 @@ class Task:
     needs: frozenset[int] = frozenset()  # indices of tasks that run before this one
     start: int = -1  # WAIT: the index of its START, which is also in `needs`
     bytes: int = 0  # START: memory of the result, from the start until all that need it have run
+    # A START or WAIT that cuts its product into chunks computes, too, partly beside its own message.
+    computing: float = 0.0
+    beside: float = 0.0  # START: seconds at the end of its computing; WAIT: at the end of the message
+
+    @property
+    def rank_seconds(self) -> float:
+        """Of computing."""
+        return self.seconds if self.kind is Kind.COMPUTE else self.computing
+
+
+def start_by_chunks(start: Task, wire: float, computing: float, chunks: int) -> Task:
+    """A collective that computes what it sends, in so many chunks: the last one is sent when all are computed."""
+    before = computing / chunks
+    return replace(
+        start,
+        seconds=max(wire, computing - before + wire / chunks),
+        computing=computing,
+        beside=computing - before,
+    )
+
+
+def finish_by_chunks(wait: Task, wire: float, computing: float, chunks: int) -> Task:
+    """A wait that computes with each chunk that has arrived: the last one when all have arrived."""
+    beside = wire - wire / chunks
+    return replace(wait, computing=max(computing, beside + computing / chunks), beside=beside)
 
 
 @dataclass
 class Timeline:
-    """When each task runs, in seconds from the beginning; START: when its message is on the wire."""
+    """When each task runs, in seconds from the beginning; START: when its message is on the wire; WAIT: when the rank
+    does nothing but wait.
+    """
 
     begin: list[float]
     end: list[float]
+    computing: list[tuple[float, float]]  # when the rank computes
     total: float = 0.0
     exposed: float = 0.0  # how long the rank computes nothing because it waits
+
+    @classmethod
+    def of(cls, count: int) -> Timeline:
+        """For so many tasks."""
+        return cls([0.0] * count, [0.0] * count, [(0.0, 0.0)] * count)
 
 
 @dataclass
@@ -53,23 +86,23 @@ class _State:
 
 def timeline(tasks: Sequence[Task], order: Sequence[int]) -> Timeline:
     """When the tasks run in this order."""
-    result = Timeline([0.0] * len(tasks), [0.0] * len(tasks))
+    result = Timeline.of(len(tasks))
     now = wire = 0.0
     for index in order:
         task = tasks[index]
         if task.kind is Kind.START:
-            result.begin[index] = wire = max(now, wire)
+            result.begin[index] = wire = max(now + task.computing - task.beside, wire)
             wire += task.seconds
             result.end[index] = wire
-            continue
-        if task.kind is Kind.WAIT:
+        elif task.kind is Kind.WAIT:
             result.begin[index] = now
-            result.exposed += max(0.0, result.end[task.start] - now)
-            now = max(now, result.end[task.start])
+            now = max(now, result.end[task.start] - task.beside)
+            result.end[index] = now
+            result.exposed += now - result.begin[index]
         else:
-            result.begin[index] = now
-            now += task.seconds
-        result.end[index] = now
+            result.begin[index], result.end[index] = now, now + task.seconds
+        result.computing[index] = now, now + task.rank_seconds
+        now += task.rank_seconds
     result.total = max(now, wire)
     return result
 
@@ -88,8 +121,9 @@ def most_bytes(tasks: Sequence[Task], order: Sequence[int]) -> int:
 
 def lower_bound(tasks: Sequence[Task]) -> float:
     """No order takes less: all computing, all messages, and the longest path."""
-    kinds = {kind: sum(task.seconds for task in tasks if task.kind is kind) for kind in (Kind.COMPUTE, Kind.START)}
-    return max(*kinds.values(), *_tails(tasks), 0.0)
+    computing = sum(task.rank_seconds for task in tasks)
+    messages = sum(task.seconds for task in tasks if task.kind is Kind.START)
+    return max(computing, messages, *_tails(tasks))
 
 
 def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
@@ -105,7 +139,7 @@ def order(tasks: Sequence[Task], max_bytes: float = float("inf")) -> list[int]:
     Equal tasks give equal orders, so ranks that have the same tasks start their collectives in the same order.
     """
     tails = _tails(tasks)
-    on_wire = _tails([task if task.kind is Kind.START else replace(task, seconds=0.0) for task in tasks])
+    on_wire = _tails([_without_computing(task) for task in tasks])
     soonest = [-seconds for seconds in _seconds_to_start(tasks)]
     after = [tail - task.seconds if task.kind is Kind.START else tail for tail, task in zip(tails, tasks, strict=True)]
     rules = (tails, list(zip(on_wire, tails, strict=True)), list(zip(soonest, tails, strict=True)))
@@ -135,19 +169,19 @@ def _list_schedule(
         if task.kind is Kind.START:
             heapq.heappush(starts, (places[urgencies[index]], index))
         elif task.kind is Kind.WAIT:
-            heapq.heappush(waits, (state.ends[task.start], index))
+            heapq.heappush(waits, (state.ends[task.start] - task.beside, index))
         else:
             heapq.heappush(ready, (places[urgencies[index]], index))
 
     def run(index: int) -> None:
         task = tasks[index]
         if task.kind is Kind.START:
-            state.wire = state.ends[index] = max(state.now, state.wire) + task.seconds
+            begin = max(state.now + task.computing - task.beside, state.wire)
+            state.wire = state.ends[index] = begin + task.seconds
             state.pending += task.bytes
         elif task.kind is Kind.WAIT:
-            state.now = max(state.now, state.ends[task.start])
-        else:
-            state.now += task.seconds
+            state.now = max(state.now, state.ends[task.start] - task.beside)
+        state.now += task.rank_seconds
         result.append(index)
         for start in holds.freed_by(index):
             state.pending -= tasks[start].bytes
@@ -163,7 +197,7 @@ def _list_schedule(
         while waits and waits[0][0] <= state.now:
             index = heapq.heappop(waits)[1]
             heapq.heappush(ready, (places[urgencies[index]], index))
-        done = state.now + tasks[ready[0][1]].seconds if ready else waits[0][0] if waits else math.inf
+        done = state.now + tasks[ready[0][1]].rank_seconds if ready else waits[0][0] if waits else math.inf
         needed = slack == math.inf or state.wire <= state.now + slack * (done - state.now)
         fits = starts and state.pending + tasks[starts[0][1]].bytes <= max_bytes
         run(heapq.heappop(starts if fits and needed else ready or waits or starts)[1])
@@ -180,16 +214,21 @@ def _users(tasks: Sequence[Task]) -> list[list[int]]:
     return users
 
 
+def _without_computing(task: Task) -> Task:
+    return replace(task, seconds=task.seconds if task.kind is Kind.START else 0.0, computing=0.0, beside=0.0)
+
+
 def _tails(tasks: Sequence[Task]) -> list[float]:
     """The length of the longest path from the beginning of each task to the end."""
     users = _users(tasks)
     tails = [0.0] * len(tasks)
     for index in reversed(_sorted(tasks, users)):
         task = tasks[index]
-        longest = task.seconds
+        arrives = task.computing - task.beside + task.seconds if task.kind is Kind.START else task.rank_seconds
+        longest = arrives
         for user in users[index]:
-            waits = task.kind is not Kind.START or tasks[user].start == index
-            longest = max(longest, tails[user] + (task.seconds if waits else 0.0))
+            is_wait = task.kind is Kind.START and tasks[user].start == index
+            longest = max(longest, tails[user] + (arrives - tasks[user].beside if is_wait else task.rank_seconds))
         tails[index] = longest
     return tails
 
@@ -202,7 +241,7 @@ def _seconds_to_start(tasks: Sequence[Task]) -> list[float]:
         if tasks[index].kind is Kind.START:
             result[index] = 0.0
         else:
-            result[index] = tasks[index].seconds + min((result[user] for user in users[index]), default=math.inf)
+            result[index] = tasks[index].rank_seconds + min((result[user] for user in users[index]), default=math.inf)
     return result
 
 

@@ -13,6 +13,13 @@
 #define MUSTER_TORCH_HAS_SINGLE 1
 #endif
 
+// Whether c10d::ProcessGroup has them.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+#define MUSTER_TORCH_GROUP_HAS_SINGLE 0
+#else
+#define MUSTER_TORCH_GROUP_HAS_SINGLE 1
+#endif
+
 // Whether c10::ScalarType has BComplex32.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
 #define MUSTER_TORCH_HAS_BCOMPLEX32 0

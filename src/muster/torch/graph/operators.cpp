@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-namespace muster::graph {
-namespace {
+#include "muster/torch/graph/chunked_matmul.h"
+#include "muster/torch/graph/native_call.h"
+#include "muster/torch/graph/operator_helpers.h"
 
-using Tensors = std::vector<at::Tensor>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+namespace muster::graph {
 
 c10d::ReduceOp reduce_op_of(std::string_view name) {
   if (name == "sum") return c10d::ReduceOp::SUM;
@@ -30,12 +30,20 @@ c10d::ReduceOp reduce_op_of(std::string_view name) {
                     "\", only by sum, avg, product, min, max, band, bor, bxor");
 }
 
-/// The shape of `like` with `rows` in its first dimension.
 at::Tensor new_rows(const at::Tensor& like, int64_t rows) {
   std::vector<int64_t> shape = like.sizes().vec();
   shape.at(0) = rows;
   return at::empty(shape, like.options());
 }
+
+at::Tensor pending(at::Tensor output, const WorkPtr& work) {
+  c10d::register_work(output, work);
+  return output;
+}
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
 
 at::Tensor stack_for(const at::Tensor& like, int64_t count) {
   std::vector<int64_t> shape = like.sizes().vec();
@@ -48,11 +56,6 @@ Tensors split_rows(const at::Tensor& tensor, at::IntArrayRef sizes, int group_si
   TORCH_CHECK_VALUE(static_cast<int>(sizes.size()) == group_size, title, ": ", sizes.size(), " split_sizes for ",
                     group_size, " ranks");
   return tensor.split_with_sizes(sizes, 0);
-}
-
-at::Tensor pending(at::Tensor output, const WorkPtr& work) {
-  c10d::register_work(output, work);
-  return output;
 }
 
 /// Blocks: for an all_reduce whose wait would come next.
@@ -72,6 +75,8 @@ void all_reduce_of_handle(AtenTensorHandle tensor, const char* op, const char* g
 }
 
 int64_t all_reduce_address() { return reinterpret_cast<int64_t>(&all_reduce_of_handle); }
+
+int64_t native_call_address() { return reinterpret_cast<int64_t>(&native_call); }
 
 at::Tensor reduce(const at::Tensor& input, const std::string& op, int64_t root, const std::string& group_name) {
   const auto group = c10d::resolve_process_group(group_name);
@@ -164,23 +169,6 @@ Tensors exchange(at::TensorList tensors, const c10::List<bool>& sends, at::IntAr
   return results;
 }
 
-// For products and collectives that are cut into chunks of rows (python/muster/graph/_plan/chunks.py). A chunk has some
-// rows of each rank. One call takes less time to compile than the kernels that Inductor would write.
-
-/// Rows `begin` to `end` of each rank's part of float[ranks * rows, width]: float[ranks * (end - begin), width].
-at::Tensor chunk_of(const at::Tensor& input, int64_t ranks, int64_t begin, int64_t end) {
-  at::Tensor chunk = new_rows(input, ranks * (end - begin));
-  chunk.unflatten(0, {ranks, -1}).copy_(input.unflatten(0, {ranks, -1}).slice(1, begin, end));
-  return chunk;
-}
-
-/// The inverse of chunk_of: puts the rows of each rank together.
-at::Tensor join_chunks(at::TensorList chunks, int64_t ranks) {
-  Tensors parts;
-  for (const at::Tensor& chunk : chunks) parts.push_back(chunk.unflatten(0, {ranks, -1}));
-  return at::cat(parts, 1).flatten(0, 1);
-}
-
 }  // namespace
 
 void define_operators() {
@@ -191,6 +179,7 @@ void define_operators() {
     };
     define("all_reduce_(Tensor(a!) tensor, str reduce_op, str group_name) -> ()", TORCH_FN(all_reduce));
     define("all_reduce_address() -> int", TORCH_FN(all_reduce_address));
+    define("native_call_address() -> int", TORCH_FN(native_call_address));
     define("reduce(Tensor input, str reduce_op, int root, str group_name) -> Tensor", TORCH_FN(reduce));
     define("broadcast(Tensor input, int root, str group_name) -> Tensor", TORCH_FN(broadcast));
     define("gather(Tensor input, int root, int rank, str group_name) -> Tensor", TORCH_FN(gather));
@@ -203,8 +192,7 @@ void define_operators() {
     define("barrier(Tensor like, str group_name) -> Tensor", TORCH_FN(barrier));
     define("exchange(Tensor[] tensors, bool[] sends, int[] peers, int[] tags, int number, str group_name) -> Tensor[]",
            TORCH_FN(exchange));
-    define("chunk_of(Tensor input, int ranks, int begin, int end) -> Tensor", TORCH_FN(chunk_of));
-    define("join_chunks(Tensor[] chunks, int ranks) -> Tensor", TORCH_FN(join_chunks));
+    define_chunked_matmul(made);
     return made;
   }();
 }
