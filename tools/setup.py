@@ -59,8 +59,10 @@ PACKAGES = [
     "libspdlog-dev",
     "libssl-dev",
     "mold",  # a fast linker
+    "mpich",  # the tests of groups over MPI
     "ninja-build",
     "nlohmann-json3-dev",
+    "openmpi-bin",
     "openssl",  # the TLS tests make certificates
     "redis-server",  # the tests of redis:// stores start one
     "zlib1g-dev",  # examples/cpp reads a compressed file

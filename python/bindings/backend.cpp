@@ -9,13 +9,17 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bindings.h"
 #include "hooks.h"
+#include "muster/mpi/group.h"
+#include "muster/mpi/job.h"
 #include "muster/shm/arena.h"
 #include "muster/torch/exception.h"
+#include "muster/torch/store.h"
 
 namespace muster::python {
 namespace {
@@ -74,11 +78,46 @@ class Backends {
   bool shut_down_ = false;
 };
 
+void bind_mpi(py::module_& module, const std::shared_ptr<Backends>& backends) {
+  module.def(
+      "create_mpi_backend",
+      [backends](const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Rank>& ranks, milliseconds timeout,
+                 const std::string& name) -> c10::intrusive_ptr<c10d::Backend> {
+        GroupOptions options;
+        options.timeout = timeout;
+        auto backend = c10::make_intrusive<ProcessGroupMuster>(
+            store_over_c10d(store), value_or_throw(mpi::form_group(ranks, name, options)), timeout,
+            ProcessGroupMuster::Callbacks{[backends](const auto& made) { backends->add(made); },
+                                          [backends](auto kept_store, auto group) {
+                                            backends->destroy(std::move(kept_store), std::move(group));
+                                          }});
+        backends->add(backend);
+        return backend;
+      },
+      py::arg("store"), py::arg("ranks"), py::arg("timeout"), py::arg("name"),
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "mpi_position",
+      [] {
+        const mpi::Position position = value_or_throw(mpi::position());
+        return std::tuple(position.rank, position.size, position.library);
+      },
+      py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "mpi_job_environment",
+      [](milliseconds timeout) { return value_or_throw(mpi::job_environment(Deadline::after(timeout))); },
+      py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "mpi_abort_job", [](const std::string& why) { mpi::abort_job(why); }, py::arg("why"),
+      py::call_guard<py::gil_scoped_release>());
+}
+
 }  // namespace
 
 void bind_backend(py::module_& module) {
   const auto backends = std::make_shared<Backends>();  // the functions below share it
-  const auto arena = Arena::create();                  // allocates no memory before the first tensor
+  bind_mpi(module, backends);
+  const auto arena = Arena::create();  // allocates no memory before the first tensor
   module.def(
       "create_backend",
       [backends, arena](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,

@@ -32,7 +32,8 @@ def load() -> None:
     _patch_torch()
     _register_rpc()
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
-    for scheme in ("redis", "rediss", "redis+unix", "etcd", "etcds"):
+    dist.Backend.register_backend("muster-mpi", _create_mpi, extended_api=True, devices=["cpu"])
+    for scheme in ("redis", "rediss", "redis+unix", "etcd", "etcds", "mpi"):
         with contextlib.suppress(RuntimeError):  # already registered, by an earlier import or another package
             register_rendezvous_handler(scheme, _rendezvous)
     if _requirements.torch_is_being_imported() and _requirements.problem() is not None:
@@ -86,7 +87,7 @@ def _patch_torch() -> None:
     vars(c10d)["_patched_by_muster"] = True
     for name in ("_set_pg_timeout", "_new_process_group_helper"):
         setattr(c10d, name, _patched(getattr(c10d, name), name))
-    for name in ("monitored_barrier", "_coalescing_manager", "split_group"):
+    for name in ("init_process_group", "monitored_barrier", "_coalescing_manager", "split_group"):
         function = _patched(getattr(c10d, name), name)
         setattr(c10d, name, function)
         setattr(dist, name, function)
@@ -118,8 +119,16 @@ def _create(options: _DistributedBackendOptions, backend_options: object = None)
     return _backend.create(options, backend_options)
 
 
+def _create_mpi(options: _DistributedBackendOptions, backend_options: object = None) -> Backend:
+    _requirements.check()
+    from muster import _mpi
+
+    return _mpi.create(options, backend_options)
+
+
 def _rendezvous(url: str, **arguments: Any) -> Iterator[tuple[Store, int, int]]:
     _requirements.check()
-    from muster import _rendezvous
+    from muster import _mpi, _rendezvous
 
-    return _rendezvous.handler(url, **arguments)
+    handler = _mpi.rendezvous if url.startswith("mpi:") else _rendezvous.handler
+    return handler(url, **arguments)

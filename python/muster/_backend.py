@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
@@ -33,28 +34,30 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
 
     given: the caller's `pg_options`.
     """
-    ours = _options_of(given)
+    ours = options_of(given)
     store = _store_of(options.store, options.global_ranks_in_group)
     return form(store, options.group_rank, options.group_size, options.timeout, options.group_id, ours)
 
 
 def form(store: Store, rank: int, size: int, timeout: timedelta, name: str, options: Options) -> Backend:
     """timeout: the caller's argument, or torch's default."""
-    if options.timeout is not None and timeout not in (default_pg_timeout, options.timeout):
-        raise ValueError(_two_timeouts(options.timeout, timeout))
+    arguments = {name: getattr(options, name) for name in ("transport", "interface", "streams", "label")}
+    asked = timeout_of(options, timeout)
+    return formed(lambda: _C.create_backend(store=store, rank=rank, size=size, timeout=asked, name=name, **arguments))
+
+
+def formed(create: Callable[[], Backend]) -> Backend:
+    """Forms a group of this process."""
     _leave_at_exit(os.getpid())
     install()
-    return _C.create_backend(
-        store=store,
-        rank=rank,
-        size=size,
-        timeout=options.timeout or _timeout(timeout),
-        name=name,
-        transport=options.transport,
-        interface=options.interface,
-        streams=options.streams,
-        label=options.label,
-    )
+    return create()
+
+
+def timeout_of(options: Options, timeout: timedelta) -> timedelta:
+    """timeout: the caller's argument, or torch's default."""
+    if options.timeout is not None and timeout not in (default_pg_timeout, options.timeout):
+        raise ValueError(_two_timeouts(options.timeout, timeout))
+    return options.timeout or _timeout(timeout)
 
 
 def process_group(
@@ -96,7 +99,7 @@ def process_group(
 
 def timeout_of_split(given: object, timeout: timedelta | None) -> timedelta | None:
     """The timeout of a group that is split off another; None for the parent's."""
-    options = _options_of(given)
+    options = options_of(given)
     for name in ("transport", "interface", "streams", "label"):
         if getattr(options, name) is not None:
             raise ValueError(f"a group has the {name} of the group that it is split off: use new_group() for another")
@@ -105,7 +108,7 @@ def timeout_of_split(given: object, timeout: timedelta | None) -> timedelta | No
     return timeout or options.timeout
 
 
-def _options_of(given: object) -> Options:
+def options_of(given: object) -> Options:
     """torch passes `pg_options` to all backends of a group ("cpu:muster,cuda:nccl"), so they may belong to another
     backend. torch's own code makes plain Backend.Options.
     """

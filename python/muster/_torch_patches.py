@@ -1,6 +1,6 @@
 """Patches of torch.distributed. It refuses some calls to backends that are not named "gloo" or "nccl" or that have no
-accelerator, keeps a coalescing block that failed, has no way to replace a backend, and expects the job's store at
-MASTER_ADDR.
+accelerator, keeps a coalescing block that failed, has no way to replace a backend, expects the job's store at
+MASTER_ADDR, and takes the rank from MPI for its own backend only.
 
 torch offers no hooks for these. PATCHES has a replacement for each function, which passes groups of other backends on
 to torch's own. `import torch` only puts a small function in each place (_autoload.py), before other code can import the
@@ -83,6 +83,18 @@ def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
     return manager
 
 
+def _initializing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns torch's init_process_group(), which needs no arguments for groups over MPI."""
+
+    def function(backend: Any = None, init_method: str | None = None, *arguments: Any, **named: Any) -> Any:
+        has_store = named.get("store") is not None or len(arguments) > 3
+        if "muster-mpi" in str(backend) and init_method is None and not has_store:
+            init_method = "mpi://"
+        return original(backend, init_method, *arguments, **named)
+
+    return function
+
+
 def _replacing(create: Callable[..., Any]) -> Callable[..., Any]:
     """Returns torch's function for new process groups with MUSTER_REPLACE. A worker may get the variable after
     `import torch`.
@@ -161,6 +173,7 @@ def _set_pg_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) 
 # By the name in torch.distributed.distributed_c10d, or of the class and the method: makes a replacement from torch's
 # function.
 PATCHES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "init_process_group": _initializing,
     "monitored_barrier": lambda original: _routed(original, _monitored_barrier),
     "_set_pg_timeout": lambda original: _routed(original, _set_pg_timeout),
     "_coalescing_manager": _cancelling,

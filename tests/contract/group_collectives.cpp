@@ -11,7 +11,6 @@ namespace muster {
 
 using test::Bfloat16;
 using test::Half;
-using test::run_group;
 
 namespace {
 
@@ -110,7 +109,7 @@ void expect_average_of_equals(Group& group, Dtype dtype, uint16_t bits) {
 }  // namespace
 
 TEST_P(GroupContract, ReduceGivesTheRootTheSumAndKeepsOtherInputs) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for (Rank root = 0; root < size(); ++root) {
       for_each_length([&](size_t count, bool pieces) {
@@ -127,7 +126,7 @@ TEST_P(GroupContract, ReduceGivesTheRootTheSumAndKeepsOtherInputs) {
 }
 
 TEST_P(GroupContract, GatherBringsEveryBlockToTheRoot) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for (Rank root = 0; root < size(); ++root) {
       for_each_length([&](size_t count, bool pieces) {
@@ -147,7 +146,7 @@ TEST_P(GroupContract, GatherBringsEveryBlockToTheRoot) {
 }
 
 TEST_P(GroupContract, ScatterGivesEveryRankItsBlock) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for (Rank root = 0; root < size(); ++root) {
       for_each_length([&](size_t count, bool pieces) {
@@ -166,7 +165,7 @@ TEST_P(GroupContract, ScatterGivesEveryRankItsBlock) {
 }
 
 TEST_P(GroupContract, ReduceScatterCombinesTheBlocksForEachRank) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for_each_length([&](size_t count, bool pieces) {
       for (const bool in_place : {false, true}) {
@@ -184,7 +183,7 @@ TEST_P(GroupContract, ReduceScatterCombinesTheBlocksForEachRank) {
 }
 
 TEST_P(GroupContract, ReduceScatterSupportsUnevenBlocks) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for (const size_t scale : {1, 17, 9'001}) {
       const auto counts = uneven_counts(size(), scale);
@@ -200,7 +199,7 @@ TEST_P(GroupContract, ReduceScatterSupportsUnevenBlocks) {
 }
 
 TEST_P(GroupContract, AllGatherSupportsUnevenBlocksAndSegments) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for (const size_t scale : {1, 17, 9'001}) {
       const auto counts = uneven_counts(size(), scale);
@@ -217,7 +216,7 @@ TEST_P(GroupContract, AllGatherSupportsUnevenBlocksAndSegments) {
 }
 
 TEST_P(GroupContract, AllToAllExchangesEveryPairOfBlocks) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for_each_length([&](size_t count, bool pieces) {
       Memory out(count * size(), pieces), in(count * size(), pieces);
@@ -232,7 +231,7 @@ TEST_P(GroupContract, AllToAllExchangesEveryPairOfBlocks) {
 }
 
 TEST_P(GroupContract, AllToAllSupportsUnevenBlocks) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for (const size_t scale : {1, 17, 9'001}) {
       std::vector<size_t> send(size()), receive(size());
@@ -256,7 +255,7 @@ TEST_P(GroupContract, AllToAllSupportsUnevenBlocks) {
 }
 
 TEST_P(GroupContract, TensorsInSegmentsAreReducedAndBroadcast) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     for_each_length([&](size_t count, bool pieces) {
       Memory data(count, pieces);
@@ -273,7 +272,7 @@ TEST_P(GroupContract, TensorsInSegmentsAreReducedAndBroadcast) {
 }
 
 TEST_P(GroupContract, EveryReduceOpMatchesItsDefinition) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const auto combined = [&](ReduceOp op) {
       int32_t all = group.membership().rank + 1;
       EXPECT_TRUE(group.all_reduce({&all, 1, Dtype::kInt32}, op).result()) << name(op);
@@ -292,7 +291,7 @@ TEST_P(GroupContract, EveryReduceOpMatchesItsDefinition) {
 }
 
 TEST_P(GroupContract, PremultipliedSumsScaleEachRanksInputFirst) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const Rank rank = group.membership().rank;
     const double factor = rank + 1;
     double expected = 0;
@@ -313,7 +312,7 @@ TEST_P(GroupContract, PremultipliedSumsScaleEachRanksInputFirst) {
 }
 
 TEST_P(GroupContract, AveragesOfReduceAndReduceScatterDivideTheSum) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     std::vector<float> data(2 * size(), 3.0f * group.membership().rank), block(2);
     const float expected = 3.0f * (size() - 1) / 2;
     ASSERT_NO_FATAL_FAILURE(expect_done(group.reduce_scatter({data.data(), data.size(), Dtype::kFloat32},
@@ -329,7 +328,7 @@ TEST_P(GroupContract, AveragesOfReduceAndReduceScatterDivideTheSum) {
 
 TEST_P(GroupContract, AveragesOfHalvesAreFiniteIfTheirSumOverflows) {
   constexpr uint16_t k32768 = 0x7800;  // 32768 as float16; its small multiples need no rounding
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     expect_average_of_equals(group, Dtype::kFloat16, k32768);
     expect_average_of_equals(group, Dtype::kComplex32, k32768);
   });
@@ -357,7 +356,7 @@ void expect_rounded_sums(Group& group, Dtype dtype, double half_place) {
 }
 
 TEST_P(GroupContract, SumsOfHalvesAreNearTheirSumInFloat64) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     constexpr double kBefore = 1.001;  // allows for the rounding of the float32 additions
     expect_rounded_sums<Half>(group, Dtype::kFloat16, 0x1p-11 * kBefore);
     expect_rounded_sums<Bfloat16>(group, Dtype::kBfloat16, 0x1p-8 * kBefore);
@@ -365,7 +364,7 @@ TEST_P(GroupContract, SumsOfHalvesAreNearTheirSumInFloat64) {
 }
 
 TEST_P(GroupContract, EveryDtypeMoves) {
-  run_group(size(), kind().options, [&](Group& group) {
+  run([&](Group& group) {
     const auto rank = static_cast<uint8_t>(group.membership().rank);
     for (int i = 0; i < kDtypeCount; ++i) {
       const auto dtype = static_cast<Dtype>(i);

@@ -11,6 +11,9 @@ namespace muster {
 struct GroupKind {
   std::string name;
   std::function<GroupOptions(Rank)> options;
+  /// Runs the body at each rank of a group of `size`. By default the ranks are threads. If they are processes, each of
+  /// them runs all tests.
+  std::function<void(int size, const std::function<void(Group&)>& body)> run;
 };
 inline std::ostream& operator<<(std::ostream& out, const GroupKind& kind) { return out << kind.name; }
 
@@ -20,6 +23,9 @@ class GroupContract : public testing::TestWithParam<std::tuple<GroupKind, int>> 
  protected:
   const GroupKind& kind() const { return std::get<0>(GetParam()); }
   int size() const { return std::get<1>(GetParam()); }
+  void run(const std::function<void(Group&)>& body) const {
+    kind().run ? kind().run(size(), body) : test::run_group(size(), kind().options, body);
+  }
 };
 
 inline auto group_sizes(const GroupKind& kind, const std::vector<int>& sizes) {

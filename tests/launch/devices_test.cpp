@@ -62,5 +62,13 @@ TEST_F(Gpus, OfAmdAreNodesOfTheDriverBesideTheCpus) {
   EXPECT_EQ(count_gpus(root_), 2);
 }
 
+TEST_F(Gpus, AreNotNpusWhichHaveANumberedFileToo) {
+  for (const char* name : {"davinci0", "davinci1", "davinci4", "davinci_manager"}) add(std::string("/dev/") + name);
+  EXPECT_EQ(count_gpus(root_), 0);
+  EXPECT_EQ(count_npus({}, root_), 3);
+  EXPECT_EQ(count_npus({{"ASCEND_RT_VISIBLE_DEVICES", "0,4"}}, root_), 2);
+  EXPECT_EQ(count_npus({{"ASCEND_RT_VISIBLE_DEVICES", "0,1,2,3,4,5"}}, root_), 3);
+}
+
 }  // namespace
 }  // namespace muster

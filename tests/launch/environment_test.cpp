@@ -105,6 +105,7 @@ TEST(WorkerEnvironment, VirtualLocalRankIsZeroWithOneDevice) {
   EXPECT_EQ(env.at("LOCAL_RANK"), "0");
   EXPECT_EQ(env.at("RANK"), "4");
   EXPECT_EQ(env.at("CUDA_VISIBLE_DEVICES"), "2");
+  EXPECT_EQ(env.at("ASCEND_RT_VISIBLE_DEVICES"), "2");
   const Environment narrowed = {{"CUDA_VISIBLE_DEVICES", "7,GPU-abc"}};
   EXPECT_EQ(worker_environment(virtually, job(), 1, narrowed).at("CUDA_VISIBLE_DEVICES"), "GPU-abc");
   EXPECT_EQ(worker_environment(virtually, job(), 2, narrowed).at("CUDA_VISIBLE_DEVICES"), "");

@@ -29,13 +29,14 @@ TEST(HostCommand, GivesTheNodeRankAndForwardsOtherOptions) {
 TEST(HostCommand, CarriesTheEnvironmentOfAJobAndNoSecret) {
   const auto words = command({"--hosts=a", "train.py"}, 0,
                              {{"MUSTER_LOG", "info"},
+                              {"HCCL_IF_IP", "10.0.0.1"},
                               {"NCCL_DEBUG", "a b"},
                               {"MUSTER_SECRET", "abcdabcdabcdabcdabcdabcdabcdabcd"},
                               {"MUSTER_SSH", "rsh"},
                               {"NCCL_TOKEN", "1234"},
                               {"HOME", "/root"}});
   EXPECT_EQ(words.front(), "rsh");
-  EXPECT_THAT(words.back(), HasSubstr("env MUSTER_LOG=info 'NCCL_DEBUG=a b' bin"));
+  EXPECT_THAT(words.back(), HasSubstr("env HCCL_IF_IP=10.0.0.1 MUSTER_LOG=info 'NCCL_DEBUG=a b' bin"));
   for (const char* never : {"abcd", "1234", "HOME", "MUSTER_SSH"}) EXPECT_THAT(words.back(), Not(HasSubstr(never)));
 }
 

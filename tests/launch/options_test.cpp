@@ -81,8 +81,11 @@ TEST(RunOptions, WorkersFollowTheMachinesDevices) {
   EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}).nproc, 8);
   EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}, {}, Machine{8, 3, 0}).nproc, 3);
   EXPECT_EQ(parsed({"--nproc-per-node=gpu", "a.py"}, {}, Machine{8, 3, 0}).nproc, 3);
+  EXPECT_EQ(parsed({"--nproc-per-node=auto", "a.py"}, {}, Machine{.cpus = 8, .npus = 4}).nproc, 4);
+  EXPECT_EQ(parsed({"--nproc-per-node=npu", "a.py"}, {}, Machine{.cpus = 8, .npus = 4}).nproc, 4);
   EXPECT_THAT(refused({"--nproc-per-node=gpu", "a.py"}), HasSubstr("no GPU"));
-  for (const std::string word : {"gpu", "xpu", "auto"})  // this machine may differ from the hosts
+  EXPECT_THAT(refused({"--nproc-per-node=npu", "a.py"}), HasSubstr("no NPU"));
+  for (const std::string word : {"gpu", "xpu", "npu", "auto"})  // this machine may differ from the hosts
     EXPECT_EQ(parsed({"--hosts=a,b", "--nproc-per-node=" + word, "a.py"}).hosts.size(), 2U);
   EXPECT_THAT(refused({"--hosts=a,b", "--nproc-per-node=gpus", "a.py"}), HasSubstr("not 'gpus'"));
 }
@@ -97,7 +100,7 @@ TEST(RunOptions, ABadValueNamesTheOptionAndItsValidValues) {
   for (const std::string value : {"0", "-1", "two", "2x", " ", "99999999999", "1.5"}) {
     EXPECT_THAT(
         refused({"--nproc-per-node=" + value, "a.py"}),
-        AllOf(HasSubstr("--nproc-per-node takes auto, cpu, gpu, xpu or a number"), HasSubstr("'" + value + "'")));
+        AllOf(HasSubstr("--nproc-per-node takes auto, cpu, gpu, xpu, npu or a number"), HasSubstr("'" + value + "'")));
     EXPECT_THAT(refused({"--nnodes=" + value, "a.py"}), HasSubstr("--nnodes takes"));
   }
   EXPECT_THAT(refused({"--master-port=65536", "a.py"}), HasSubstr("--master-port takes a port"));

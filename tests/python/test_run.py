@@ -338,7 +338,7 @@ def test_a_worker_that_cannot_start_is_named_at_once(launch: Launch, tmp_path: P
 def test_wrong_options_are_named_with_status_2(launch: Launch) -> None:
     for words, message in [
         (["--no-such-option", "x.py"], "unknown option --no-such-option"),
-        (["--nproc-per-node=many", "x.py"], "--nproc-per-node takes auto, cpu, gpu, xpu or a number"),
+        (["--nproc-per-node=many", "x.py"], "--nproc-per-node takes auto, cpu, gpu, xpu, npu or a number"),
         (["--max-restarts=-1", "x.py"], "--max-restarts takes a number from 0 up, not '-1'"),
         (["--local-addr=no-such-if", "-m", "platform"], "no-such-if"),
         ([], "no script was given"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from muster.bench import mpi_python
 from muster.bench.collectives import BUFFERS, means, time_row
 from muster.bench.jobs import MPIS, OWN, Job, available, running
 from muster.bench.memory import COLD_FROM, pool_size
@@ -28,12 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--buffers", default="warm", help="warm: one message again and again; cold: out of a pool (warm)"
     )
+    parser.add_argument("--python", action="store_true", help="the backend muster-mpi against mpi4py, both from Python")
 
 
 def run(arguments: argparse.Namespace) -> Iterator[Row]:
     """Yields a row for each number of ranks, operation, size and kind of buffers."""
-    ops = parse_names("--ops", arguments.ops, OPS)
+    ops = parse_names("--ops", arguments.ops, mpi_python.OPS if arguments.python else OPS)
     sizes = [parse_size(text) for text in arguments.sizes.split(",")]
+    if arguments.python:
+        yield from _python(arguments, list(mpi_python.OPS) if arguments.ops == "all" else ops, sizes)
+        return
     buffers = parse_names("--buffers", arguments.buffers, BUFFERS)
     mpis = [mpi for mpi in MPIS if arguments.vs in ("all", mpi) and available(mpi)]
     if not mpis:
@@ -52,6 +57,12 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
                         rows.append(_measure(jobs, op, size, kind, arguments.quick))
                         yield rows[-1]
         yield from means(rows)
+
+
+def _python(arguments: argparse.Namespace, ops: list[str], sizes: list[int]) -> Iterator[Row]:
+    for mpi in mpi_python.found():
+        for ranks in parse_numbers("--ranks", arguments.ranks, 1):
+            yield from mpi_python.rows(mpi, ranks, ops, sizes, arguments.quick, arguments.timeout)
 
 
 def _measure(jobs: dict[str, Job], op: str, size: int, buffers: str, quick: bool) -> Row:

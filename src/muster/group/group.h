@@ -207,8 +207,15 @@ class Group {
  protected:
   /// Begins an operation whose arguments are valid.
   virtual Work begin(Operation&& operation, const CallOptions& options) = 0;
+  /// Forms a group of `ranks` of this group, of which this rank is one. `child` describes the new group.
+  virtual Result<std::unique_ptr<Group>> form_child(Store& store, const std::vector<Rank>& ranks,
+                                                    const GroupSpec& child);
+  /// Forms a group of ranks from several groups.
+  virtual Result<std::unique_ptr<Group>> form_merged(Store& store, const GroupSpec& merged);
 
  private:
+  Result<std::unique_ptr<Group>> form_among(Store& store, const std::vector<Rank>& ranks, const std::string& name);
+
   std::atomic<uint64_t> monitored_ = 0, shrunk_ = 0;  ///< number of calls so far; the same at every rank
 };
 

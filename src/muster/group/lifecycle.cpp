@@ -32,23 +32,32 @@ GroupOptions inherited(const Group& parent) {
   return options;
 }
 
-/// Forms a group of `ranks`. This rank must be one of them.
-Result<std::unique_ptr<Group>> form_among(Group& parent, Store& store, const std::vector<Rank>& ranks,
-                                          const std::string& name) {
-  const GroupSpec& self = parent.membership();
+}  // namespace
+
+Result<std::unique_ptr<Group>> Group::form_child(Store& store, const std::vector<Rank>& /*ranks*/,
+                                                 const GroupSpec& child) {
+  return form(store, child, inherited(*this));
+}
+
+Result<std::unique_ptr<Group>> Group::form_merged(Store& store, const GroupSpec& merged) {
+  return form(store, merged, inherited(*this));
+}
+
+/// This rank must be one of `ranks`.
+Result<std::unique_ptr<Group>> Group::form_among(Store& store, const std::vector<Rank>& ranks,
+                                                 const std::string& name) {
+  const GroupSpec& self = membership();
   const GroupSpec child{.rank = static_cast<Rank>(std::ranges::find(ranks, self.rank) - ranks.begin()),
                         .size = static_cast<int>(ranks.size()),
                         .name = fmt::format("{}/{}", self.name, name),
                         .generation = self.generation};
-  return Group::form(store, child, inherited(parent));
+  return form_child(store, ranks, child);
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Group>> Group::split(Store& store, const std::vector<Rank>& ranks, const std::string& name) {
   MUSTER_TRY(check_members(ranks, membership().size, "a part of a group names"));
   if (std::ranges::count(ranks, membership().rank) == 0) return nullptr;
-  return form_among(*this, store, ranks, name);
+  return form_among(store, ranks, name);
 }
 
 Result<std::unique_ptr<Group>> Group::split(Store& store, int color, int key, const std::string& name) {
@@ -61,11 +70,11 @@ Result<std::unique_ptr<Group>> Group::split(Store& store, int color, int key, co
     if (all[2 * rank] == color) ranks.push_back(static_cast<Rank>(rank));
   }
   std::stable_sort(ranks.begin(), ranks.end(), [&](Rank a, Rank b) { return all[2 * a + 1] < all[2 * b + 1]; });
-  return form_among(*this, store, ranks, fmt::format("{}/{}", name, color));
+  return form_among(store, ranks, fmt::format("{}/{}", name, color));
 }
 
 Result<std::unique_ptr<Group>> Group::merge(Store& store, const GroupSpec& membership) {
-  return form(store, membership, inherited(*this));
+  return form_merged(store, membership);
 }
 
 Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Rank>& excluded, bool abort_first) {
@@ -86,7 +95,7 @@ Result<std::unique_ptr<Group>> Group::shrink(Store& store, const std::vector<Ran
   std::iota(stay.begin(), stay.end(), 0);
   std::erase_if(stay, [&](Rank rank) { return out.contains(rank); });
   // The name contains a hash of the list. So ranks that exclude different ranks form different groups.
-  return form_among(*this, store, stay, fmt::format("shrunk-{}-to-{:016x}", ++shrunk_, fnv1a(stay)));
+  return form_among(store, stay, fmt::format("shrunk-{}-to-{:016x}", ++shrunk_, fnv1a(stay)));
 }
 
 }  // namespace muster

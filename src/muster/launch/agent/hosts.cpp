@@ -51,7 +51,8 @@ std::string private_endpoint(const RunOptions& options) {
 // True for variables that a job's processes may need on the other hosts. Secrets are not passed on, because any user
 // can read a command line there.
 bool is_passed_on(const std::string& name, const std::string& value) {
-  constexpr std::array kPrefixes = {"MUSTER_", "NCCL_", "GLOO_", "UCX_", "OMP_", "MKL_", "TORCH", "PYTHON", "CUDA_"};
+  constexpr std::array kPrefixes = {"MUSTER_", "NCCL_",  "GLOO_", "UCX_",    "OMP_", "MKL_",
+                                    "TORCH",   "PYTHON", "CUDA_", "ASCEND_", "HCCL_"};
   constexpr std::array kNever = {"SECRET", "TOKEN", "PASSWORD", "MUSTER_SSH"};
   const auto in_name = [&](const char* word) { return name.find(word) != std::string::npos; };
   const auto has_prefix = [&](const char* prefix) { return name.starts_with(prefix); };

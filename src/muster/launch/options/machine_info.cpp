@@ -30,6 +30,12 @@ bool is_nvidia_device(const fs::path& path) {
   return name.starts_with("nvidia") && to_number<int>(std::string_view(name).substr(6));
 }
 
+// Not the driver's own files, such as davinci_manager.
+bool is_npu(const fs::path& path) {
+  const std::string name = path.filename();
+  return name.starts_with("davinci") && to_number<int>(std::string_view(name).substr(7));
+}
+
 // The kernel's driver also lists CPUs, with gpu_id 0.
 bool is_amd_gpu(const fs::path& node) {
   uint64_t id = 0;
@@ -99,6 +105,7 @@ Machine this_machine() {
   const size_t visible = visible_devices(std::vector<int>(static_cast<size_t>(gpus)), current_environment()).size();
   machine.gpus = std::min(gpus, static_cast<int>(visible));  // a process sees only one part of a partitioned GPU
   machine.xpus = count_entries("/sys/class/drm", is_intel_gpu);
+  machine.npus = count_npus(current_environment());
   return machine;
 }
 
@@ -106,6 +113,12 @@ int count_gpus(const std::string& root) {
   const int nvidia = count_entries(root + "/dev", is_nvidia_device);
   if (nvidia > 0 || !fs::exists(root + "/dev/kfd")) return nvidia;
   return count_entries(root + "/sys/class/kfd/kfd/topology/nodes", is_amd_gpu);
+}
+
+int count_npus(const Environment& environment, const std::string& root) {
+  const int npus = count_entries(root + "/dev", is_npu);
+  const auto listed = environment.find("ASCEND_RT_VISIBLE_DEVICES");
+  return listed == environment.end() ? npus : std::min(npus, static_cast<int>(split_list(listed->second).size()));
 }
 
 std::vector<int> visible_devices(std::vector<int> devices, const Environment& environment) {

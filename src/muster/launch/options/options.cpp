@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <string_view>
+#include <tuple>
 
 #include "muster/launch/options/option_values.h"
 #include "muster/launch/options/parse_context.h"
@@ -15,14 +17,15 @@ constexpr int kMaxRestarts = 1 << 30;
 
 Result<int> parse_nproc(const std::string& text, const Machine& machine) {
   if (text == "cpu") return machine.cpus;
-  if (text == "auto") return machine.gpus > 0 ? machine.gpus : machine.xpus > 0 ? machine.xpus : machine.cpus;
-  if (text == "gpu" || text == "xpu") {
-    const int count = text == "gpu" ? machine.gpus : machine.xpus;
-    if (count > 0) return count;
-    return bad_option(fmt::format("--nproc-per-node {}: this machine has no {}; give a number or cpu", text,
-                                  text == "gpu" ? "GPU" : "XPU"));
+  const std::array<std::tuple<std::string_view, const char*, int>, 3> devices{
+      {{"gpu", "GPU", machine.gpus}, {"xpu", "XPU", machine.xpus}, {"npu", "NPU", machine.npus}}};
+  for (const auto& [option, device, count] : devices) {
+    if (count > 0 && (text == option || text == "auto")) return count;
+    if (text != option) continue;
+    return bad_option(fmt::format("--nproc-per-node {}: this machine has no {}; give a number or cpu", option, device));
   }
-  return parse_int("--nproc-per-node", text, 1, kMaxWorkers, "auto, cpu, gpu, xpu or a number from 1 up");
+  if (text == "auto") return machine.cpus;
+  return parse_int("--nproc-per-node", text, 1, kMaxWorkers, "auto, cpu, gpu, xpu, npu or a number from 1 up");
 }
 
 Result<> read_nnodes(ParseContext& r) {

@@ -25,11 +25,12 @@ Environment current_environment();
 /// Empty if the variable is not set.
 std::string value_of(const Environment& environment, const std::string& name);
 
-/// The devices of a machine, for --nproc-per-node auto, cpu and gpu.
+/// The devices of a machine, for --nproc-per-node.
 struct Machine {
   int cpus = 1;  ///< CPUs that this process may use: see usable_cpus()
   int gpus = 0;
   int xpus = 0;  ///< Intel GPUs
+  int npus = 0;  ///< Ascend NPUs
 };
 Machine this_machine();
 /// The number of CPUs that this process can keep busy: those that it may run on, or fewer if a cgroup limits its CPU
@@ -37,6 +38,9 @@ Machine this_machine();
 int usable_cpus(int allowed, const std::string& root = "/");
 /// The number of NVIDIA or AMD GPUs with device files in this machine or container. `root`: the root directory.
 int count_gpus(const std::string& root = "/");
+/// The number of Ascend NPUs with device files in this machine or container, or fewer if ASCEND_RT_VISIBLE_DEVICES
+/// lists fewer. `root`: the root directory.
+int count_npus(const Environment& environment, const std::string& root = "/");
 /// The devices that programs see with CUDA_VISIBLE_DEVICES (and AMD's variables) of this environment, in the order in
 /// which the programs number them. `devices` is in the machine's order. As in CUDA, the first invalid entry ends the
 /// list. -1 stands for a device that is not named by its number (GPU-..., MIG-...).

@@ -14,8 +14,8 @@ namespace {
 
 // Returns a worker's device among the devices that the node's workers may see. If there are too few, returns "", which
 // hides all devices.
-std::string device_of(int local_rank, const Environment& base) {
-  const auto visible = base.find("CUDA_VISIBLE_DEVICES");
+std::string device_of(int local_rank, const Environment& base, const char* variable) {
+  const auto visible = base.find(variable);
   if (visible == base.end()) return std::to_string(local_rank);
   const auto devices = split_list(visible->second);
   return static_cast<size_t>(local_rank) < devices.size() ? devices[static_cast<size_t>(local_rank)] : "";
@@ -67,7 +67,11 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
       {"MUSTER_NODE0_ADDR", job.node0_addr},
   };
   for (const auto& [name, value] : fixed) base[name] = value;
-  if (options.virtual_local_rank) base["CUDA_VISIBLE_DEVICES"] = device_of(local_rank, base);
+  if (options.virtual_local_rank) {
+    for (const char* variable : {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}) {
+      base[variable] = device_of(local_rank, base, variable);
+    }
+  }
   if (options.replace_gloo) base["MUSTER_REPLACE"] = "gloo";
   // python/muster/_torch_patches.py reads it.
   base.erase("MUSTER_TCPSTORE_REDIRECT");

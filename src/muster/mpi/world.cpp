@@ -1,0 +1,129 @@
+#include "muster/mpi/world.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "muster/base/log.h"
+#include "muster/mpi/datatypes.h"
+#include "muster/mpi/watchdog.h"
+
+namespace muster::mpi {
+namespace {
+
+/// MPI_Finalize() waits for all ranks.
+constexpr Duration kFinalizeTime = 30s;
+
+std::atomic<const World*> world_in_use = nullptr;
+std::atomic<pid_t> used_by = 0;  ///< the process that uses MPI: a forked child must not
+bool initialized_here = false;   ///< by muster
+
+std::function<void()>& last_callback() {
+  static std::function<void()> callback;
+  return callback;
+}
+
+void finalize() {
+  const World* const world = World::current();
+  if (world == nullptr || !world->is_running()) return;
+  Watchdog watchdog(*world);
+  const Watchdog::Guard guard(watchdog, kFinalizeTime, [] { return "MPI_Finalize"; });
+  free_datatypes(world->mpi);
+  (void)world->mpi.Finalize();
+  if (last_callback()) last_callback()();
+}
+
+/// The launcher's variables, and torch's. A library that does not belong to the launcher finds one rank only.
+Result<> check_environment(const World& world) {
+  const std::pair<const char*, int> variables[] = {{"OMPI_COMM_WORLD_SIZE", world.size},
+                                                   {"OMPI_COMM_WORLD_RANK", world.rank},
+                                                   {"PMI_SIZE", world.size},
+                                                   {"PMI_RANK", world.rank},
+                                                   {"PMIX_RANK", world.rank},
+                                                   {"WORLD_SIZE", world.size},
+                                                   {"RANK", world.rank}};
+  for (const auto& [variable, actual] : variables) {
+    const char* set = std::getenv(variable);
+    if (set == nullptr) continue;
+    const std::string_view text(set);
+    int number = -1;
+    (void)std::from_chars(text.begin(), text.end(), number);
+    if (number == actual) continue;
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("MPI has {} ranks and this is rank {}, but {}={}: start all ranks with the launcher of "
+                            "{}, or set MUSTER_MPI_LIBRARY to the library of the launcher",
+                            world.size, world.rank, variable, text, world.mpi.version()));
+  }
+  return {};
+}
+
+Result<> check_threads(const Library& mpi, int provided, bool initialized) {
+  if (provided >= mpi.thread_multiple) return {};
+  return fail(ErrorCode::kUnsupported, fmt::format("{} was {} without MPI_THREAD_MULTIPLE, which muster needs: {}",
+                                                   mpi.version(), initialized ? "initialized by the program" : "built",
+                                                   initialized ? "initialize it with that level, or let muster do so"
+                                                               : "use a build that supports threads"));
+}
+
+Result<World> start() {
+  last_callback();  // constructed before atexit(), so it is destroyed after finalize()
+  MUSTER_ASSIGN(const Library* const mpi, Library::get());
+  int initialized = 0, finalized = 0, provided = 0;
+  MUSTER_TRY(mpi->check(mpi->Finalized(&finalized), "MPI_Finalized"));
+  if (finalized != 0) return fail(ErrorCode::kAborted, "MPI was finalized: a process can use it once only");
+  MUSTER_TRY(mpi->check(mpi->Initialized(&initialized), "MPI_Initialized"));
+  if (initialized != 0) {
+    MUSTER_TRY(mpi->check(mpi->Query_thread(&provided), "MPI_Query_thread"));
+  } else {
+    MUSTER_TRY(mpi->check(mpi->Init_thread(nullptr, nullptr, mpi->thread_multiple, &provided), "MPI_Init_thread"));
+    initialized_here = true;
+    std::atexit(finalize);
+  }
+  used_by = getpid();
+  World world{*mpi};
+  MUSTER_TRY(check_threads(*mpi, provided, initialized != 0));
+  if (initialized == 0) {
+    MUSTER_TRY(mpi->check(mpi->Comm_set_errhandler(mpi->comm_world, mpi->errors_return), "MPI_Comm_set_errhandler"));
+  }
+  MUSTER_TRY(mpi->check(mpi->Comm_rank(mpi->comm_world, &world.rank), "MPI_Comm_rank"));
+  MUSTER_TRY(mpi->check(mpi->Comm_size(mpi->comm_world, &world.size), "MPI_Comm_size"));
+  return world;
+}
+
+}  // namespace
+
+Result<const World*> World::get() {
+  static const Result<World> world = start();
+  if (!world) return tl::unexpected(world.error());
+  if (used_by != getpid()) {
+    return fail(ErrorCode::kUnsupported, "this process was forked from one that uses MPI: start it with exec");
+  }
+  static const Result<> fits = check_environment(*world);
+  world_in_use = &*world;  // an error of the environment must end the job, too
+  if (!fits) return tl::unexpected(fits.error());
+  return &*world;
+}
+
+const World* World::current() { return used_by == getpid() ? world_in_use.load() : nullptr; }
+
+void World::abort(const std::string& why) const {
+  log(LogLevel::kError, fmt::format("rank {} of MPI ends the job: {}", rank, why));
+  (void)mpi.Abort(mpi.comm_world, 1);
+  _exit(1);
+}
+
+bool World::is_running() const {
+  int finalized = 1;
+  return mpi.Finalized(&finalized) == 0 && finalized == 0;
+}
+
+void World::after_finalize(std::function<void()> callback) {
+  if (initialized_here) last_callback() = std::move(callback);
+}
+
+}  // namespace muster::mpi
