@@ -11,11 +11,12 @@ namespace {
 
 class RpcFailure : public testing::Test {
  protected:
-  std::shared_ptr<Agent> start(EndpointOptions options) { return agents_.emplace_back(test::start(store_, options)); }
-  std::shared_ptr<Agent> start(const std::string& name) { return start(options_for(name, "shm,tcp")); }
-  void TearDown() override {
-    for (const auto& agent : agents_) (void)agent->shutdown(Deadline::after(kPatience));
+  /// The last owner of the result shuts the endpoint down. So what its functions use must be declared before it.
+  std::shared_ptr<Agent> start(EndpointOptions options) {
+    const auto agent = test::start(store_, options);
+    return {agent.get(), [agent](Agent*) { (void)agent->shutdown(Deadline::after(kPatience)); }};
   }
+  std::shared_ptr<Agent> start(const std::string& name) { return start(options_for(name, "shm,tcp")); }
 
   /// Waits until the endpoint that used the store is gone.
   static bool is_released(const std::weak_ptr<Store>& used) {
@@ -25,12 +26,11 @@ class RpcFailure : public testing::Test {
   }
 
   const std::shared_ptr<Store> store_ = memory_store();
-  std::vector<std::shared_ptr<Agent>> agents_;
 };
 
 TEST_F(RpcFailure, ACallEndsAtItsTimeout) {
-  const auto a = start("a"), b = start("b");
   std::latch gate(1);
+  const auto a = start("a"), b = start("b");
   ASSERT_TRUE(b->add_function("sleeps",
                               [&](Request, Responder responder) {
                                 gate.wait();
@@ -49,8 +49,8 @@ TEST_F(RpcFailure, ACallEndsAtItsTimeout) {
 }
 
 TEST_F(RpcFailure, CancelTellsTheFunction) {
-  const auto a = start("a"), b = start("b");
   std::latch started(1), canceled(1);
+  const auto a = start("a"), b = start("b");
   ASSERT_TRUE(b->add_function("works",
                               [&](Request request, Responder responder) {
                                 started.count_down();
@@ -69,9 +69,9 @@ TEST_F(RpcFailure, CancelTellsTheFunction) {
 TEST_F(RpcFailure, ARequestThatIsLateDoesNotRun) {
   auto options = options_for("b", "shm,tcp");
   options.max_handlers = 1;
-  const auto a = start("a"), b = start(options);
   std::latch gate(1);
   std::atomic<int> runs = 0;
+  const auto a = start("a"), b = start(options);
   ASSERT_TRUE(b->add_function("sleeps",
                               [&](Request, Responder responder) {
                                 gate.wait();
@@ -134,8 +134,8 @@ TEST_F(RpcFailure, ManyUnknownNamesDoNotBlockTheHandlers) {
 TEST_F(RpcFailure, NamesAreLookedUpWhileAllFunctionsBlock) {
   auto options = options_for("a", "shm,tcp");
   options.max_handlers = 1;
-  const auto a = start(options), b = start("b"), c = start("c");
   std::latch started(1), gate(1);
+  const auto a = start(options), b = start("b"), c = start("c");
   ASSERT_TRUE(a->add_function("waits",
                               [&](Request, Responder responder) {
                                 started.count_down();
@@ -163,8 +163,8 @@ TEST_F(RpcFailure, ThousandsOfUnknownNamesDoNotDelayAKnownOne) {
 TEST_F(RpcFailure, AFunctionInABarrierLetsOthersRun) {
   auto options = options_for("b", "shm,tcp");
   options.max_handlers = 1;
-  const auto a = start("a"), b = start(options);
   std::latch started(1);
+  const auto a = start("a"), b = start(options);
   ASSERT_TRUE(b->add_function("meets",
                               [&](Request, Responder responder) {
                                 started.count_down();
@@ -218,8 +218,8 @@ TEST_F(RpcFailure, WithFixedMembersACallToAWorkerThatLeftBeforeFailsAtOnce) {
 TEST_F(RpcFailure, TheQueueOfAnUnknownWorkerHasACap) {
   auto options = options_for("a", "shm,tcp");
   options.max_queued_calls = 10;
-  const auto a = start(options);
   std::vector<Future> futures;
+  const auto a = start(options);
   for (int i = 0; i < 11; ++i) futures.push_back(a->call("nobody", "f", {}, {}));
   EXPECT_EQ(error_of(futures.back()).error.code, ErrorCode::kResourceExhausted);
   for (const Future& future : futures) future.cancel();
@@ -231,9 +231,9 @@ TEST_F(RpcFailure, CallsToItselfHaveDeadlinesAndACap) {
   options.max_handlers = 1;
   options.max_queued_calls = 10;
   options.max_message_bytes = 1 << 20;
-  const auto a = start(options);
   std::latch gate(1);
   std::atomic<int> runs = 0;
+  const auto a = start(options);
   ASSERT_TRUE(a->add_function("waits",
                               [&](Request request, Responder responder) {
                                 gate.wait();
@@ -279,8 +279,8 @@ TEST_F(RpcFailure, ACallThatHasEndedReleasesItsArguments) {
 TEST_F(RpcFailure, TheQueueOfAWorkerHasACap) {
   auto options = options_for("a", "shm,tcp");
   options.max_queued_calls = 10;
-  const auto a = start(options), b = start("b");
   std::latch gate(1);
+  const auto a = start(options), b = start("b");
   ASSERT_TRUE(b->add_function("sleeps",
                               [&](Request, Responder responder) {
                                 gate.wait();
@@ -319,8 +319,8 @@ TEST_F(RpcFailure, MessagesHaveACap) {
 }
 
 TEST_F(RpcFailure, ShutdownFailsTheCallsOfPeersOnly) {
-  const auto a = start("a"), b = start("b"), c = start("c");
   std::latch started(1), gate(1);
+  const auto a = start("a"), b = start("b"), c = start("c");
   ASSERT_TRUE(b->add_function("sleeps",
                               [&](Request request, Responder responder) {
                                 started.count_down();
@@ -386,10 +386,10 @@ TEST_F(RpcFailure, AFunctionMayDropTheLastReference) {
 }
 
 TEST_F(RpcFailure, ACallbackMayDropTheLastReference) {
+  std::latch gate(1), over(1);
   const auto b = start("b");
   const auto used = std::shared_ptr<Store>(store_.get(), [](Store*) {});
   auto a = test::start(std::shared_ptr<Store>(used), options_for("a", "shm,tcp"));
-  std::latch gate(1), over(1);
   ASSERT_TRUE(b->add_function("waits",
                               [&](Request, Responder responder) {
                                 gate.wait();
@@ -406,8 +406,8 @@ TEST_F(RpcFailure, ACallbackMayDropTheLastReference) {
 }
 
 TEST_F(RpcFailure, ACallbackMustNotShutItsWorkerDown) {
-  const auto a = start("a"), b = start("b");
   std::latch gate(1);
+  const auto a = start("a"), b = start("b");
   ASSERT_TRUE(b->add_function("waits",
                               [&](Request, Responder responder) {
                                 gate.wait();
@@ -434,9 +434,9 @@ TEST_F(RpcFailure, AFunctionMustNotShutItsWorkerDown) {
 }
 
 TEST_F(RpcFailure, SeveralThreadsMayShutDown) {
-  const auto a = start("a"), b = start("b");
   const auto gate = std::make_shared<std::latch>(1);
   std::latch started(1);
+  const auto a = start("a"), b = start("b");
   ASSERT_TRUE(b->add_function("sleeps",
                               [&started, gate](Request, Responder responder) {
                                 started.count_down();

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from muster.graph._plan.chunks import Chain, cut, find_chains, others_of
 from muster.graph._plan.costs import Costs
 from muster.graph._plan.graph_tasks import bytes_of, compute_seconds, planned_seconds, tasks_of
-from muster.graph._plan.schedule import Kind, Task, finish_by_chunks, start_by_chunks
+from muster.graph._plan.schedule import Kind, Task
 
 _COUNTS = 1, 2, 4  # of chunks: more hide little more
 # Of a chunk. Smaller operations may begin only when they are awaited (src/muster/group/queue/start_policy.h).
@@ -61,15 +61,13 @@ def with_cuts(tasks: list[Task], places: dict[Node, int], costs: Costs, chunks: 
         if chain.gathers:
             others = {places[other] for product in chain.products for other in others_of(product)}
             result[start] = replace(result[start], seconds=wire)
-            result[wait] = finish_by_chunks(
-                replace(result[wait], needs=result[wait].needs | others), wire, computing, count
-            )
+            result[wait] = replace(result[wait], needs=result[wait].needs | others, computing=computing, chunks=count)
             for product in products:
                 result[product] = Task(Kind.COMPUTE, 0.0, frozenset([wait]))
         else:
             (product,) = products
             result[product] = Task(Kind.COMPUTE, 0.0, result[product].needs)
-            result[start] = start_by_chunks(result[start], wire, computing, count)
+            result[start] = replace(result[start], seconds=wire, computing=computing, chunks=count)
     return result
 
 

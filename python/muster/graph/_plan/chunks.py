@@ -120,11 +120,11 @@ def _gather_chain(start: Node, wait: Node, taken: set[Node], places: dict[Node, 
 
 
 def _is_there(node: Node, start: Node, places: dict[Node, int]) -> bool:
-    """True if the node needs nothing that comes after `start`: so all products of a chain can become one operator. Of
-    what comes later, only views and the like are followed, which need one node each.
+    """True if the node needs nothing that comes after `start`, except views: so all products of a chain can become one
+    operator.
     """
-    while places[node] > places[start] and len(node.all_input_nodes) == 1:
-        (node,) = node.all_input_nodes
+    while places[node] > places[start] and getattr(node.target, "is_view", False):
+        node = node.all_input_nodes[0]
     return places[node] < places[start]
 
 

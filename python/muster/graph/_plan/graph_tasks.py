@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from muster.graph._plan import NAMESPACES
 from muster.graph._plan.costs import Costs
-from muster.graph._plan.schedule import Kind, Task, finish_by_chunks, order, start_by_chunks, timeline
+from muster.graph._plan.schedule import Kind, Task, order, timeline
 
 _GATHER = torch.ops.muster.all_gather_chunks.default
 _MULTIPLY = torch.ops.muster.chunks_matmul.default
@@ -32,7 +32,7 @@ def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
             start = message(node, bytes_of(node.args[0]), bytes_of(node), costs)
             tasks.append(by_chunks(replace(start, needs=needs), node, costs))
         elif starts := _starts_of(node, places, tasks):
-            tasks.append(by_chunks(Task(Kind.WAIT, 0.0, needs, starts[0]), node, costs))
+            tasks.append(by_chunks(Task(Kind.WAIT, 0.0, needs | {starts[0]}, starts[0]), node, costs))
         else:
             tasks.append(Task(Kind.COMPUTE, compute_seconds(node, costs), needs))
     return tasks
@@ -60,18 +60,17 @@ def by_chunks(task: Task, node: Node, costs: Costs) -> Task:
     if node.target is _GATHER:
         return replace(task, seconds=_wire_seconds(node, costs, bytes_of(arguments[0])))
     if node.target is _MULTIPLY:
-        chunks, own_rows, weights, biases, _ = arguments
+        chunks, _, weights, biases, _ = arguments
         whole = sum(_matmul_seconds(chunks, each, costs) for each in weights)
         computing = costs.chunks_compute_seconds(len(chunks), whole, bytes_of([weights, biases]), bytes_of(node))
-        wire = _wire_seconds(chunks[0].args[0], costs, bytes_of(own_rows))
-        return finish_by_chunks(task, wire, computing, len(chunks))
+        return replace(task, computing=computing, chunks=len(chunks))
     if node.target not in (_REDUCE, _SCATTER):
         return task
     rows, weights, bias, _, *ranks, count, _ = arguments
     seconds = _matmul_seconds([rows], weights, costs)
     copied, sent = (bytes_of(rows), bytes_of(node) * ranks[0]) if ranks else (0, bytes_of(node))
     computing = costs.chunks_compute_seconds(count, seconds, bytes_of([weights, bias]), copied)
-    return start_by_chunks(task, _wire_seconds(node, costs, sent), computing, count)
+    return replace(task, seconds=_wire_seconds(node, costs, sent), computing=computing, chunks=count)
 
 
 def _wire_seconds(start: Any, costs: Costs, sent: int) -> float:

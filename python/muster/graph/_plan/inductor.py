@@ -83,7 +83,9 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
             starts = [need for need in sorted(before) if tasks[need].kind is Kind.START]
             # A rank that waited before it begins a collective of another group might wait for a rank that waits for it.
             needs |= last_start
-            wait = Task(Kind.WAIT, 0.0, needs, starts[0]) if starts else Task(Kind.COMPUTE, 0.0, needs)
+            wait = Task(Kind.COMPUTE, 0.0, needs)
+            if starts:
+                wait = Task(Kind.WAIT, 0.0, needs | {starts[0]}, starts[0])
             tasks.append(_by_chunks(wait, node.node, costs))
         else:
             flops = sum(_flops(part) for part in node.get_nodes())

@@ -7,6 +7,7 @@ are written here go to native_call() (src/muster/torch/graph/native_call.h).
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class _Arguments:
         elif isinstance(kind, torch.TensorType):
             self.tensors.append(value.codegen_reference())
         elif isinstance(value, str):  # of an operator of torch, the group's name may be of any type
-            self.texts.append(f'"{value}"')
+            self.texts.append(json.dumps(value))
         else:
             self.numbers.append(
                 f"int64_t({self._wrapper.codegen_sizevar(value)})" if not isinstance(value, bool) else str(int(value))

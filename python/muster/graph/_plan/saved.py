@@ -68,8 +68,8 @@ def _task(content: dict[str, Any]) -> Task:
         frozenset(int(need) for need in content["needs"]),
         int(content["start"]),
         int(content["bytes"]),
+        int(content["chunks"]),
         float(content["computing"]),
-        float(content["beside"]),
     )
 
 

@@ -29,9 +29,10 @@ class Task:
     needs: frozenset[int] = frozenset()  # indices of tasks that run before this one
     start: int = -1  # WAIT: the index of its START, which is also in `needs`
     bytes: int = 0  # START: memory of the result, from the start until all that need it have run
-    # A START or WAIT that cuts its product into chunks computes, too, partly beside its own message.
+    # A START or WAIT that works by chunks computes, too, mostly beside its own message: START sends the first chunk
+    # when it is computed, WAIT computes with the first chunk when it has arrived.
+    chunks: int = 1
     computing: float = 0.0
-    beside: float = 0.0  # START: seconds at the end of its computing; WAIT: at the end of the message
 
     @property
     def rank_seconds(self) -> float:
@@ -39,21 +40,21 @@ class Task:
         return self.seconds if self.kind is Kind.COMPUTE else self.computing
 
 
-def start_by_chunks(start: Task, wire: float, computing: float, chunks: int) -> Task:
-    """A collective that computes what it sends, in so many chunks: the last one is sent when all are computed."""
-    before = computing / chunks
-    return replace(
-        start,
-        seconds=max(wire, computing - before + wire / chunks),
-        computing=computing,
-        beside=computing - before,
-    )
+def _message(start: Task, now: float, wire: float) -> tuple[float, float]:
+    """When the message of a START that runs at `now` is on the wire, which is busy until `wire`."""
+    begin = max(now + start.computing / start.chunks, wire) if start.computing else max(now, wire)
+    # The last chunk is sent when all are computed.
+    return begin, max(begin + start.seconds, now + start.computing + start.seconds / start.chunks)
 
 
-def finish_by_chunks(wait: Task, wire: float, computing: float, chunks: int) -> Task:
-    """A wait that computes with each chunk that has arrived: the last one when all have arrived."""
-    beside = wire - wire / chunks
-    return replace(wait, computing=max(computing, beside + computing / chunks), beside=beside)
+def _arrival(wait: Task, start: Task, end: float) -> float:
+    """When a WAIT can go on, whose message ends at `end`: when its first chunk is there."""
+    return end - start.seconds * (1 - 1 / wait.chunks)
+
+
+def _finish(wait: Task, now: float, end: float) -> float:
+    """When a WAIT that goes on at `now` has computed: the last chunk after the end of the message."""
+    return max(now + wait.computing, end + wait.computing / wait.chunks if wait.computing else now)
 
 
 @dataclass
@@ -90,19 +91,21 @@ def timeline(tasks: Sequence[Task], order: Sequence[int]) -> Timeline:
     now = wire = 0.0
     for index in order:
         task = tasks[index]
+        begin, before = now, now
         if task.kind is Kind.START:
-            result.begin[index] = wire = max(now + task.computing - task.beside, wire)
-            wire += task.seconds
+            result.begin[index], wire = _message(task, now, wire)
             result.end[index] = wire
+            now += task.computing
         elif task.kind is Kind.WAIT:
-            result.begin[index] = now
-            now = max(now, result.end[task.start] - task.beside)
-            result.end[index] = now
-            result.exposed += now - result.begin[index]
+            end = result.end[task.start]
+            begin = max(now, _arrival(task, tasks[task.start], end))
+            now = _finish(task, begin, end)
+            result.begin[index], result.end[index] = before, begin
         else:
-            result.begin[index], result.end[index] = now, now + task.seconds
-        result.computing[index] = now, now + task.rank_seconds
-        now += task.rank_seconds
+            now += task.seconds
+            result.begin[index], result.end[index] = before, now
+        result.computing[index] = begin, now
+        result.exposed += now - before - task.rank_seconds
     result.total = max(now, wire)
     return result
 
@@ -169,19 +172,21 @@ def _list_schedule(
         if task.kind is Kind.START:
             heapq.heappush(starts, (places[urgencies[index]], index))
         elif task.kind is Kind.WAIT:
-            heapq.heappush(waits, (state.ends[task.start] - task.beside, index))
+            heapq.heappush(waits, (_arrival(task, tasks[task.start], state.ends[task.start]), index))
         else:
             heapq.heappush(ready, (places[urgencies[index]], index))
 
     def run(index: int) -> None:
         task = tasks[index]
         if task.kind is Kind.START:
-            begin = max(state.now + task.computing - task.beside, state.wire)
-            state.wire = state.ends[index] = begin + task.seconds
+            state.wire = state.ends[index] = _message(task, state.now, state.wire)[1]
             state.pending += task.bytes
+            state.now += task.computing
         elif task.kind is Kind.WAIT:
-            state.now = max(state.now, state.ends[task.start] - task.beside)
-        state.now += task.rank_seconds
+            end = state.ends[task.start]
+            state.now = _finish(task, max(state.now, _arrival(task, tasks[task.start], end)), end)
+        else:
+            state.now += task.seconds
         result.append(index)
         for start in holds.freed_by(index):
             state.pending -= tasks[start].bytes
@@ -215,7 +220,7 @@ def _users(tasks: Sequence[Task]) -> list[list[int]]:
 
 
 def _without_computing(task: Task) -> Task:
-    return replace(task, seconds=task.seconds if task.kind is Kind.START else 0.0, computing=0.0, beside=0.0)
+    return replace(task, seconds=task.seconds if task.kind is Kind.START else 0.0, computing=0.0, chunks=1)
 
 
 def _tails(tasks: Sequence[Task]) -> list[float]:
@@ -224,11 +229,10 @@ def _tails(tasks: Sequence[Task]) -> list[float]:
     tails = [0.0] * len(tasks)
     for index in reversed(_sorted(tasks, users)):
         task = tasks[index]
-        arrives = task.computing - task.beside + task.seconds if task.kind is Kind.START else task.rank_seconds
-        longest = arrives
+        longest = end = _message(task, 0.0, 0.0)[1] if task.kind is Kind.START else task.rank_seconds
         for user in users[index]:
             is_wait = task.kind is Kind.START and tasks[user].start == index
-            longest = max(longest, tails[user] + (arrives - tasks[user].beside if is_wait else task.rank_seconds))
+            longest = max(longest, tails[user] + (_arrival(tasks[user], task, end) if is_wait else task.rank_seconds))
         tails[index] = longest
     return tails
 
@@ -239,7 +243,7 @@ def _seconds_to_start(tasks: Sequence[Task]) -> list[float]:
     result = [math.inf] * len(tasks)
     for index in reversed(_sorted(tasks, users)):
         if tasks[index].kind is Kind.START:
-            result[index] = 0.0
+            result[index] = tasks[index].computing / tasks[index].chunks
         else:
             result[index] = tasks[index].rank_seconds + min((result[user] for user in users[index]), default=math.inf)
     return result

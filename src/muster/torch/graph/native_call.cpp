@@ -44,8 +44,10 @@ class ArgumentReader {
       case c10::TypeKind::OptionalType:
         return *numbers_++ == 0 ? c10::IValue() : read(*type.containedType(0));
       case c10::TypeKind::ListType: {
-        c10::impl::GenericList list(type.containedType(0));
-        for (int64_t left = *numbers_++; left > 0; --left) list.push_back(read(*type.containedType(0)));
+        const c10::TypePtr element = type.containedType(0);
+        // A list of symbolic integers that are known is a list of integers.
+        c10::impl::GenericList list(element->kind() == c10::TypeKind::SymIntType ? c10::IntType::get() : element);
+        for (int64_t left = *numbers_++; left > 0; --left) list.push_back(read(*element));
         return list;
       }
       default:
