@@ -1,4 +1,5 @@
-"""Collectives of the backend muster-mpi from Python, against mpi4py on the same buffers and the same MPI.
+"""Collectives over MPI from Python, through muster.Group and torch.distributed, against mpi4py on the same buffers and
+the same MPI.
 
 `muster bench mpi --python` starts this module with the launcher of each MPI.
 """
@@ -6,6 +7,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import json
@@ -21,6 +24,7 @@ from muster.bench.collectives import time_row
 from muster.bench.jobs import MPIS
 from muster.bench.report import BenchFailedError, Row
 
+_LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}  # as mpi4py looks for them
 OPS = ("all_reduce", "broadcast", "all_gather", "all_to_all", "barrier")
 
 
@@ -47,7 +51,11 @@ def rows(mpi: str, ranks: int, ops: list[str], sizes: list[int], quick: bool, ti
 
 
 def available(mpi: str) -> bool:
-    return shutil.which(f"mpirun.{mpi}") is not None
+    """True if mpirun and a library that mpi4py finds are installed. Debian's MPICH has another name."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(_LIBRARIES[mpi], mode=ctypes.RTLD_GLOBAL)
+        return shutil.which(f"mpirun.{mpi}") is not None
+    return False
 
 
 def _main() -> None:
@@ -77,28 +85,39 @@ def _variants(op: str, size: int) -> dict[str, Callable[[], Any]]:
     import torch
     import torch.distributed as dist
 
+    import muster
+
     MPI = importlib.import_module("mpi4py.MPI")  # noqa: N806
     comm, ranks = MPI.COMM_WORLD, dist.get_world_size()
     tensor, whole = torch.ones(size // 4), torch.ones(size // 4 * ranks)
     blocks = torch.ones(max(size // 4 // ranks, 1) * ranks)
     received = torch.empty_like(blocks)
     array, gathered = tensor.numpy(), whole.numpy()
-    return {
-        "all_reduce": {
-            "muster": partial(dist.all_reduce, tensor),
-            "mpi4py": partial(comm.Allreduce, MPI.IN_PLACE, array),
-        },
-        "broadcast": {"muster": partial(dist.broadcast, tensor, 0), "mpi4py": partial(comm.Bcast, array, 0)},
-        "all_gather": {
-            "muster": partial(dist.all_gather_into_tensor, whole, tensor),
-            "mpi4py": partial(comm.Allgather, array, gathered),
-        },
-        "all_to_all": {
-            "muster": partial(dist.all_to_all_single, received, blocks),
-            "mpi4py": partial(comm.Alltoall, blocks.numpy(), received.numpy()),
-        },
-        "barrier": {"muster": dist.barrier, "mpi4py": comm.Barrier},
-    }[op]
+    group = muster.group()
+    calls: dict[str, tuple[Callable[[], Any], ...]] = {
+        "all_reduce": (
+            partial(group.all_reduce, tensor),
+            partial(dist.all_reduce, tensor),
+            partial(comm.Allreduce, MPI.IN_PLACE, array),
+        ),
+        "broadcast": (
+            partial(group.broadcast, tensor, 0),
+            partial(dist.broadcast, tensor, 0),
+            partial(comm.Bcast, array, 0),
+        ),
+        "all_gather": (
+            partial(group.all_gather_into_tensor, whole, tensor),
+            partial(dist.all_gather_into_tensor, whole, tensor),
+            partial(comm.Allgather, array, gathered),
+        ),
+        "all_to_all": (
+            partial(group.all_to_all_single, received, blocks),
+            partial(dist.all_to_all_single, received, blocks),
+            partial(comm.Alltoall, blocks.numpy(), received.numpy()),
+        ),
+        "barrier": (group.barrier, dist.barrier, comm.Barrier),
+    }
+    return dict(zip(("muster", "torch.distributed", "mpi4py"), calls[op], strict=True))
 
 
 def found() -> list[str]:
