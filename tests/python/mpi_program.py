@@ -93,7 +93,7 @@ def raises() -> None:
 
 
 def stuck() -> None:
-    dist.init_process_group("muster-mpi", timeout=timedelta(seconds=2))
+    dist.init_process_group("muster-mpi", timeout=timedelta(seconds=5))
     dist.barrier()
     if dist.get_rank() == 1:
         signal.pause()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("mpi_program.py")
-TIMEOUT = 120
+TIMEOUT = 300  # seconds: ranks of MPI do not give up their cores, and other tests run beside them
 
 
 @dataclass(frozen=True)
