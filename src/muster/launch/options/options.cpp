@@ -69,7 +69,7 @@ Result<> read_nodes(ParseContext& r) {
   MUSTER_TRY(read_nnodes(r));
   MUSTER_TRY(read_hosts(r));
   // Each host counts its own devices. Here only the syntax is checked.
-  MUSTER_ASSIGN(o.nproc, parse_nproc(r.raw.nproc, o.hosts.empty() ? r.machine : Machine{1, 1, 1}));
+  MUSTER_ASSIGN(o.nproc, parse_nproc(r.raw.nproc, o.hosts.empty() ? r.machine : Machine{1, 1, 1, 1}));
   if (!r.raw.node_rank.empty()) {
     const std::string takes = fmt::format("a number from 0 to {} (--nnodes {})", o.nnodes_max - 1, r.raw.nnodes);
     MUSTER_ASSIGN(o.node_rank, parse_int("--node-rank", r.raw.node_rank, 0, o.nnodes_max - 1, takes));
