@@ -27,8 +27,8 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # `make test` leaves tests/peer and these files to `make test-slow`: they build packages and examples, kill processes at
-# many moments, run the blocks of all documents or measure. The slowest files begin first, so that at the end all test
-# processes have work.
+# many moments, run the blocks of all documents, measure, or start ranks of MPI, which do not give up their cores. The
+# slowest files begin first, so that at the end all test processes have work.
 SLOW_FILES = (
     "install",
     "wheel",
@@ -36,6 +36,7 @@ SLOW_FILES = (
     "kills",
     "rpc_kills",
     "rpc_faults",
+    "mpi",
     "docs_run",
     "graph_agreement",
     "graph_blocking",
