@@ -78,6 +78,11 @@ class Backends {
   bool shut_down_ = false;
 };
 
+ProcessGroupMuster::Callbacks callbacks_of(const std::shared_ptr<Backends>& backends) {
+  return {[backends](const auto& backend) { backends->add(backend); },
+          [backends](auto store, auto group) { backends->destroy(std::move(store), std::move(group)); }};
+}
+
 void bind_mpi(py::module_& module, const std::shared_ptr<Backends>& backends) {
   module.def(
       "create_mpi_backend",
@@ -85,12 +90,9 @@ void bind_mpi(py::module_& module, const std::shared_ptr<Backends>& backends) {
                  const std::string& name) -> c10::intrusive_ptr<c10d::Backend> {
         GroupOptions options;
         options.timeout = timeout;
-        auto backend = c10::make_intrusive<ProcessGroupMuster>(
-            store_over_c10d(store), value_or_throw(mpi::form_group(ranks, name, options)), timeout,
-            ProcessGroupMuster::Callbacks{[backends](const auto& made) { backends->add(made); },
-                                          [backends](auto kept_store, auto group) {
-                                            backends->destroy(std::move(kept_store), std::move(group));
-                                          }});
+        auto backend = c10::make_intrusive<ProcessGroupMuster>(store_over_c10d(store),
+                                                               value_or_throw(mpi::form_group(ranks, name, options)),
+                                                               timeout, callbacks_of(backends));
         backends->add(backend);
         return backend;
       },
@@ -131,10 +133,7 @@ void bind_backend(py::module_& module) {
         if (interface) options.interface = *interface;
         if (streams) options.tcp_streams = *streams;
         if (label) options.host_label = *label;
-        return ProcessGroupMuster::create(
-            store, {rank, size, name, 0}, options,
-            {[backends](const auto& backend) { backends->add(backend); },
-             [backends](auto store, auto group) { backends->destroy(std::move(store), std::move(group)); }});
+        return ProcessGroupMuster::create(store, {rank, size, name, 0}, options, callbacks_of(backends));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("transport"),
       py::arg("interface"), py::arg("streams"), py::arg("label"), py::call_guard<py::gil_scoped_release>());

@@ -33,9 +33,11 @@ def load() -> None:
     _register_rpc()
     dist.Backend.register_backend("muster", _create, extended_api=True, devices=["cpu"])
     dist.Backend.register_backend("muster-mpi", _create_mpi, extended_api=True, devices=["cpu"])
-    for scheme in ("redis", "rediss", "redis+unix", "etcd", "etcds", "mpi"):
+    for scheme in ("redis", "rediss", "redis+unix", "etcd", "etcds"):
         with contextlib.suppress(RuntimeError):  # already registered, by an earlier import or another package
             register_rendezvous_handler(scheme, _rendezvous)
+    with contextlib.suppress(RuntimeError):
+        register_rendezvous_handler("mpi", _rendezvous_mpi)
     if _requirements.torch_is_being_imported() and _requirements.problem() is not None:
         from muster import _replace, _torch_patches  # noqa: F401  for MUSTER_REPLACE, which then leaves Gloo in place
 
@@ -128,7 +130,13 @@ def _create_mpi(options: _DistributedBackendOptions, backend_options: object = N
 
 def _rendezvous(url: str, **arguments: Any) -> Iterator[tuple[Store, int, int]]:
     _requirements.check()
-    from muster import _mpi, _rendezvous
+    from muster import _rendezvous
 
-    handler = _mpi.rendezvous if url.startswith("mpi:") else _rendezvous.handler
-    return handler(url, **arguments)
+    return _rendezvous.handler(url, **arguments)
+
+
+def _rendezvous_mpi(url: str, **arguments: Any) -> Iterator[tuple[Store, int, int]]:
+    _requirements.check()
+    from muster import _mpi
+
+    return _mpi.rendezvous(url, **arguments)

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 
 
+LINK_OPTIONS = ("transport", "interface", "streams", "label")  # of muster.Options: how ranks are linked
+
+
 def create(options: _DistributedBackendOptions, given: object = None) -> Backend:
     """Forms a group with the other ranks through torch's store.
 
@@ -41,9 +44,9 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
 
 def form(store: Store, rank: int, size: int, timeout: timedelta, name: str, options: Options) -> Backend:
     """timeout: the caller's argument, or torch's default."""
-    arguments = {name: getattr(options, name) for name in ("transport", "interface", "streams", "label")}
+    links = {option: getattr(options, option) for option in LINK_OPTIONS}
     asked = timeout_of(options, timeout)
-    return formed(lambda: _C.create_backend(store=store, rank=rank, size=size, timeout=asked, name=name, **arguments))
+    return formed(lambda: _C.create_backend(store=store, rank=rank, size=size, timeout=asked, name=name, **links))
 
 
 def formed(create: Callable[[], Backend]) -> Backend:
@@ -100,7 +103,7 @@ def process_group(
 def timeout_of_split(given: object, timeout: timedelta | None) -> timedelta | None:
     """The timeout of a group that is split off another; None for the parent's."""
     options = options_of(given)
-    for name in ("transport", "interface", "streams", "label"):
+    for name in LINK_OPTIONS:
         if getattr(options, name) is not None:
             raise ValueError(f"a group has the {name} of the group that it is split off: use new_group() for another")
     if timeout is not None and options.timeout not in (None, timeout):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def create(options: _DistributedBackendOptions, given: object = None) -> Backend:
     """Forms a group over MPI. given: the caller's `pg_options`."""
     ours = _backend.options_of(given)
-    for name in ("transport", "interface", "streams", "label"):
+    for name in _backend.LINK_OPTIONS:
         if getattr(ours, name) is not None:
             raise ValueError(f"a group over MPI has no {name}: MPI chooses how ranks are linked")
     position = _C.mpi_position()

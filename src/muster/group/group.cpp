@@ -11,6 +11,7 @@
 #include "muster/flight/recorder.h"
 #include "muster/group/engine/collective_engine.h"
 #include "muster/group/engine/fingerprint_check.h"
+#include "muster/group/operations.h"
 #include "muster/group/queue/call_queue.h"
 #include "muster/group/shutdown_errors.h"
 
@@ -82,11 +83,7 @@ class GroupImpl final : public Group, private CallQueue::Executor {
   void on_completion(CompletionHook hook) override { calls_.set_hook(std::move(hook)); }
 
   Result<> set_timeout(Duration timeout) override {
-    if (timeout <= Duration::zero()) {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("the timeout of group \"{}\" must be greater than zero, not {:g} s", spec_.name,
-                              std::chrono::duration<double>(timeout).count()));
-    }
+    MUSTER_TRY(check_timeout(timeout, spec_.name));
     timeout_ = timeout;
     return {};
   }

@@ -91,6 +91,13 @@ Result<> infer_tensor(Operation& operation, const GroupSpec& self) {
 
 }  // namespace
 
+Result<> check_timeout(Duration timeout, const std::string& group) {
+  if (timeout > Duration::zero()) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("the timeout of group \"{}\" must be greater than zero, not {:g} s", group,
+                          std::chrono::duration<double>(timeout).count()));
+}
+
 size_t total(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t{0}); }
 
 Result<> validate_and_infer(Operation& operation, const GroupSpec& self) {

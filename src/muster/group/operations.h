@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "muster/group/group.h"
@@ -9,6 +10,9 @@ namespace muster {
 /// Infers dtype, count and layout of a submitted operation's call. kInvalidArgument for invalid arguments, as far as
 /// this rank can check them alone. kUnsupported for a dtype that the reduction does not support.
 Result<> validate_and_infer(Operation& operation, const GroupSpec& self);
+
+/// kInvalidArgument unless the timeout of the group with this name is greater than zero.
+Result<> check_timeout(Duration timeout, const std::string& group);
 
 /// The total number of elements in all blocks.
 size_t total(const std::vector<size_t>& counts);

@@ -47,12 +47,12 @@ bool lies_in(const uint8_t* part, const uint8_t* whole, size_t bytes) { return p
 
 class CollectiveCall {
  public:
-  CollectiveCall(const Library& mpi, Handle comm, int size, Rank self, const Operation& operation)
-      : mpi_(mpi), comm_(comm), size_(size), root_(operation.call.root == self), operation_(operation) {}
+  CollectiveCall(const Library& mpi, Handle comm, Rank self, const Operation& operation)
+      : mpi_(mpi), comm_(comm), root_(operation.call.root == self), operation_(operation) {}
 
   Result<> run() {
-    if (const size_t most = passed_count(); most > INT_MAX) {
-      return fail(ErrorCode::kUnsupported, fmt::format("{} elements: MPI takes {} at most", most, INT_MAX));
+    if (const size_t count = passed_count(); count > INT_MAX) {
+      return fail(ErrorCode::kUnsupported, fmt::format("{} elements: MPI takes {} at most", count, INT_MAX));
     }
     MUSTER_ASSIGN(type_, type_of(mpi_, call().dtype));
     if (reduces(call().collective)) {
@@ -88,17 +88,14 @@ class CollectiveCall {
   // Elements that this rank gives and gets. In collectives with even blocks, only the length of one is used.
   int sent() const { return static_cast<int>(input().count()); }
   int received() const { return static_cast<int>(output().count()); }
-  int block() const { return static_cast<int>(input().count() / static_cast<size_t>(size_)); }
   bool even() const { return operation_.counts.empty(); }
 
   /// The largest number of elements that MPI is told. Equal at all ranks, so that all of them refuse a call, or none:
   /// of even blocks it is the length of one.
   size_t passed_count() const {
-    const size_t most = std::max(input().count(), output().count());
-    const bool blocks = has_input_blocks(call().collective) || has_output_blocks(call().collective);
-    return blocks && even()
-               ? (call().collective == Collective::kAllToAll ? most / static_cast<size_t>(size_) : call().count)
-               : most;
+    const bool in_blocks = has_input_blocks(call().collective) || has_output_blocks(call().collective);
+    if (!in_blocks || !even()) return std::max(input().count(), output().count());
+    return call().count;
   }
 
   Result<> all_reduce() {
@@ -192,9 +189,8 @@ class CollectiveCall {
   Result<> all_to_all() {
     Contiguous from(input(), true), to(output(), false);
     if (even()) {
-      MUSTER_TRY(
-          mpi_.check(mpi_.Alltoall(from.data(), sent() / size_, type_, to.data(), received() / size_, type_, comm_),
-                     "MPI_Alltoall"));
+      const int block = static_cast<int>(call().count);
+      MUSTER_TRY(mpi_.check(mpi_.Alltoall(from.data(), block, type_, to.data(), block, type_, comm_), "MPI_Alltoall"));
     } else {
       const Blocks out(operation_.counts), in(operation_.receive_counts);
       MUSTER_TRY(mpi_.check(mpi_.Alltoallv(from.data(), out.lengths.data(), out.offsets.data(), type_, to.data(),
@@ -207,7 +203,6 @@ class CollectiveCall {
 
   const Library& mpi_;
   const Handle comm_;
-  const int size_;
   const bool root_;
   const Operation& operation_;
   Handle type_ = nullptr, op_ = nullptr;
@@ -215,8 +210,8 @@ class CollectiveCall {
 
 }  // namespace
 
-Result<> run_collective(const Library& mpi, Handle comm, int size, Rank self, const Operation& operation) {
-  return CollectiveCall(mpi, comm, size, self, operation).run();
+Result<> run_collective(const Library& mpi, Handle comm, Rank self, const Operation& operation) {
+  return CollectiveCall(mpi, comm, self, operation).run();
 }
 
 }  // namespace muster::mpi

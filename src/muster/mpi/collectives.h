@@ -5,8 +5,8 @@
 
 namespace muster::mpi {
 
-/// Runs a collective on a communicator of `size` ranks, and blocks until it has ended at this rank. `operation` is
+/// Runs a collective on a communicator, and blocks until it has ended at this rank. `operation` is
 /// valid (group/operations.h), and its reduction is a sum where MPI has no such operation (group/engine/scaling.h).
-Result<> run_collective(const Library& mpi, Handle comm, int size, Rank self, const Operation& operation);
+Result<> run_collective(const Library& mpi, Handle comm, Rank self, const Operation& operation);
 
 }  // namespace muster::mpi

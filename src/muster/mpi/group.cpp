@@ -15,6 +15,7 @@
 #include "muster/base/random.h"
 #include "muster/flight/recorder.h"
 #include "muster/group/engine/scaling.h"
+#include "muster/group/operations.h"
 #include "muster/group/queue/call_queue.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/mpi/collectives.h"
@@ -107,11 +108,7 @@ class MpiGroup final : public Group, private CallQueue::Executor {
   Result<> wait_for_pending(const Deadline& deadline) override { return calls_.wait_for_pending(deadline); }
   void on_completion(CompletionHook hook) override { calls_.set_hook(std::move(hook)); }
   Result<> set_timeout(Duration timeout) override {
-    if (timeout <= Duration::zero()) {
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("the timeout of group \"{}\" must be greater than zero, not {:g} s", spec_.name,
-                              std::chrono::duration<double>(timeout).count()));
-    }
+    MUSTER_TRY(check_timeout(timeout, spec_.name));
     timeout_ = timeout;
     return {};
   }
@@ -159,7 +156,7 @@ class MpiGroup final : public Group, private CallQueue::Executor {
     return {};
   }
   Result<> run_on_mpi(const Operation& operation) const {
-    return run_collective(world_.mpi, comms_->collectives, spec_.size, spec_.rank, operation);
+    return run_collective(world_.mpi, comms_->collectives, spec_.rank, operation);
   }
   void shut_down(const Error& why) override {
     if (!closed_) closed_ = why;

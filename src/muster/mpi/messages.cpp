@@ -23,7 +23,7 @@ constexpr unsigned kPollsPerDeadline = 64;
 /// A receive that is canceled ends soon, unless it has begun to take a message whose sender has stopped.
 constexpr Duration kCancelTime = 5s;
 /// The largest tag that every MPI allows.
-constexpr int kLeastMaxTag = 32767;
+constexpr int kGuaranteedTag = 32767;
 
 bool is_finished(Work::State& state) {
   const std::lock_guard lock(state.mutex);
@@ -59,10 +59,11 @@ struct Messages::Message {
 };
 
 Messages::Messages(const World& world, Handle comm, int size)
-    : world_(world), mpi_(world.mpi), comm_(comm), size_(size), max_tag_(kLeastMaxTag) {
-  int* most = nullptr;
+    : world_(world), mpi_(world.mpi), comm_(comm), size_(size), max_tag_(kGuaranteedTag) {
+  int* upper_bound = nullptr;
   int found = 0;
-  if (mpi_.Comm_get_attr(comm_, mpi_.tag_upper_bound_key, &most, &found) == 0 && found != 0) max_tag_ = *most;
+  if (mpi_.Comm_get_attr(comm_, mpi_.tag_upper_bound_key, &upper_bound, &found) == 0 && found != 0)
+    max_tag_ = *upper_bound;
 }
 
 Messages::~Messages() = default;

@@ -32,8 +32,8 @@ class Messages final : public WorkDriver, public std::enable_shared_from_this<Me
   Work receive(BufferView data, Rank from, uint32_t tag, Duration timeout);
   /// Ends pending receives and later messages with `why`. Pending sends must end within `time_for_sends`.
   void close(const Error& why, Duration time_for_sends);
-  /// Waits until no send is pending, ends the threads, and drops their callbacks. Must come after close(), and not from
-  /// a callback.
+  /// Waits until no message is pending and all callbacks have returned, and ends the threads. Must be called after
+  /// close(), and not from a callback.
   void stop();
 
   void drive(Work::State& state, const Deadline& deadline) override;

@@ -11,16 +11,9 @@ from torch._inductor.utils import is_collective, is_wait
 from torch._inductor.virtualized import V
 
 from muster.graph._plan import BLOCKING
+from muster.graph._plan.native_calls import function_of_muster
 
-# Asks the dispatcher once for the function, because the compiled library is not linked with muster.
-_CALL = """{{
-static const auto all_reduce = [] {{
-  StableIValue address = 0;
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher("muster::all_reduce_address", "", &address));
-  return reinterpret_cast<void (*)(AtenTensorHandle, const char*, const char*)>(address);
-}}();
-all_reduce({arguments});
-}}"""
+_TYPE = "void (*)(AtenTensorHandle, const char*, const char*)"
 
 
 def make_blocking(nodes: list[Any]) -> None:
@@ -46,7 +39,8 @@ def _is_same(first: Any, second: Any) -> bool:
 def _write_call(kernel: Any, wrapper: Any) -> None:
     arguments = ", ".join(kernel.codegen_args())
     if V.graph.cpp_wrapper:
-        wrapper.writeline(_CALL.format(arguments=arguments))
+        function = function_of_muster("all_reduce", "all_reduce_address", _TYPE)
+        wrapper.writeline(f"{{\n{function}\nall_reduce({arguments});\n}}")
     else:
         wrapper.writeline(f"torch.ops.muster.{BLOCKING}.default({arguments})")
 

@@ -19,6 +19,7 @@ _GATHER = torch.ops.muster.all_gather_chunks.default
 _MULTIPLY = torch.ops.muster.chunks_matmul.default
 _REDUCE = torch.ops.muster.matmul_all_reduce.default
 _SCATTER = torch.ops.muster.matmul_reduce_scatter.default
+WAITS = (torch.ops._c10d_functional.wait_tensor.default, _MULTIPLY)
 
 
 def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
@@ -40,7 +41,7 @@ def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
 
 def _starts_of(node: Node, places: dict[Node, int], tasks: list[Task]) -> list[int]:
     """The collectives that a wait is for. Of one with several results, the wait needs an item."""
-    if node.target not in (torch.ops._c10d_functional.wait_tensor.default, _MULTIPLY):
+    if node.target not in WAITS:
         return []
     results = node.all_input_nodes
     items = [each for each in results if each.target is operator.getitem]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import torch
 from torch._inductor.dependencies import WeakDep
 from torch._inductor.ir import MultiOutput
 from torch._inductor.utils import is_collective, is_wait
@@ -14,7 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from muster.graph._plan.blocking import make_blocking
 from muster.graph._plan.costs import Costs
-from muster.graph._plan.graph_tasks import by_chunks, flops_of
+from muster.graph._plan.graph_tasks import WAITS, by_chunks, flops_of
 from muster.graph._plan.native_calls import make_native
 from muster.graph._plan.saved import Label, SavedPlan, source_of
 from muster.graph._plan.schedule import Kind, Task, order
@@ -96,7 +95,7 @@ def tasks_of(nodes: list[Any], costs: Costs, keeps_order: bool) -> list[Task]:
 
 def _is_wait(kernel: Any) -> bool:
     """True also for an operator that waits for chunks."""
-    return is_wait(kernel) or getattr(kernel, "op_overload", None) is torch.ops.muster.chunks_matmul.default
+    return is_wait(kernel) or getattr(kernel, "op_overload", None) in WAITS
 
 
 def _by_chunks(task: Task, kernel: Any, costs: Costs) -> Task:

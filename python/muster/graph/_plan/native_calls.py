@@ -15,14 +15,18 @@ from torch._inductor.virtualized import V
 
 from muster.graph._plan import NAMESPACES
 
+_TYPE = "void (*)(const char*, const AtenTensorHandle*, const int64_t*, const char* const*, AtenTensorHandle*, int64_t)"
 # Asks the dispatcher once for the function, because the compiled library is not linked with muster.
-_FUNCTION = """static const auto muster_call_{number} = [] {{
+_FUNCTION = """static const auto {name} = [] {{
   StableIValue address = 0;
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher("muster::native_call_address", "", &address));
-  using Call = void (*)(const char*, const AtenTensorHandle*, const int64_t*, const char* const*, AtenTensorHandle*,
-                        int64_t);
-  return reinterpret_cast<Call>(address);
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher("muster::{operator}", "", &address));
+  return reinterpret_cast<{type}>(address);
 }}();"""
+
+
+def function_of_muster(name: str, operator: str, type: str) -> str:
+    """C++ code that defines `name`: a function of this type, at the address that muster::`operator` returns."""
+    return _FUNCTION.format(name=name, operator=operator, type=type)
 
 
 def make_native(nodes: list[Any]) -> None:
@@ -79,7 +83,7 @@ def _write_call(kernel: Any, wrapper: Any) -> None:
         arguments.add(value, argument.real_type)
     results = [each.get_name() for each in getattr(kernel, "outputs", None) or ()]
     name = kernel.get_name()
-    wrapper.writeline(_FUNCTION.format(number=name))
+    wrapper.writeline(function_of_muster(f"muster_call_{name}", "native_call_address", _TYPE))
     wrapper.writeline(f"std::array<AtenTensorHandle, {max(len(results), 1)}> {name}_results;")
     arrays = ", ".join(
         f"std::array<{kind}, {max(len(values), 1)}>{{{', '.join(values)}}}.data()"

@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from muster.graph._plan import NAMESPACES
+from muster.graph._plan.graph_tasks import WAITS
 
 
 def call(graph: Graph, target: Any, *arguments: Any) -> Node:
@@ -53,8 +54,7 @@ def _waits(start: Node) -> list[Node]:
         return []
     items = [user for user in start.users if user.target is operator.getitem]
     users = [*start.users, *(user for item in items for user in item.users)]
-    waits = (torch.ops._c10d_functional.wait_tensor.default, torch.ops.muster.chunks_matmul.default)
-    return [user for user in users if user.target in waits]
+    return [user for user in users if user.target in WAITS]
 
 
 def _memory(node: Node) -> Any:

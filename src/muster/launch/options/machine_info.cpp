@@ -25,16 +25,14 @@ int count_entries(const fs::path& directory, bool (*counts)(const fs::path&)) {
   return count;
 }
 
-bool is_nvidia_device(const fs::path& path) {
+// True for a device, and false for the driver's own files, such as nvidiactl and davinci_manager.
+bool is_numbered(const fs::path& path, std::string_view prefix) {
   const std::string name = path.filename();
-  return name.starts_with("nvidia") && to_number<int>(std::string_view(name).substr(6));
+  return name.starts_with(prefix) && to_number<int>(std::string_view(name).substr(prefix.size()));
 }
 
-// Not the driver's own files, such as davinci_manager.
-bool is_npu(const fs::path& path) {
-  const std::string name = path.filename();
-  return name.starts_with("davinci") && to_number<int>(std::string_view(name).substr(7));
-}
+bool is_nvidia_device(const fs::path& path) { return is_numbered(path, "nvidia"); }
+bool is_npu(const fs::path& path) { return is_numbered(path, "davinci"); }
 
 // The kernel's driver also lists CPUs, with gpu_id 0.
 bool is_amd_gpu(const fs::path& node) {

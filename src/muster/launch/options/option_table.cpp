@@ -18,7 +18,7 @@ constexpr const char* kHidden = "";
 constexpr OptionRow kTable[] = {
     {kNodes, "--nnodes", "N|MIN:MAX", "number of nodes; a range lets the job lose and gain nodes", &Raw::nnodes},
     {kNodes, "--nproc-per-node", "N|auto|cpu|gpu|xpu|npu",
-     "workers on this node; auto: one per GPU, or one per CPU without GPUs", &Raw::nproc},
+     "workers on this node; auto: one per GPU or NPU, or one per CPU without them", &Raw::nproc},
     {kNodes, "--node-rank", "N", "rank of this node, from 0; the default is the order of arrival", &Raw::node_rank},
     {kNodes, "--role", "NAME", "the workers' role (ROLE_NAME)", &Raw::role},
     {kNodes, "--standalone", nullptr, "run a job of one node", nullptr, &Raw::standalone},
