@@ -166,23 +166,30 @@ def _decoder(arguments: argparse.Namespace, ranks: int) -> Row:
     return row
 
 
-def _gather(arguments: argparse.Namespace) -> Iterator[Row]:
+def _gather(arguments: argparse.Namespace) -> list[Row]:
     """Layers whose weights are spread over two ranks, one on each side of the network: gather, wait, multiply."""
     size = _LAYERS * arguments.side**2 * 4
     options = {"model": "gather", "side": arguments.side, "batch": arguments.batch, "layers": _LAYERS}
     steps = _steps_over_network(arguments, options | {"sent": size // 2})  # a rank sends its half
-    wire = 1e3 * wire_time(size // 2, arguments.rate)
+    return gather_rows(steps, size, arguments.rate)
+
+
+def gather_rows(steps: dict[str, float], size: int, rate: str) -> list[Row]:
+    """The time of a step, and how much of the network's time is hidden, unless nothing can be.
+
+    `steps` has the milliseconds of each variant. A rank sends half of `size` bytes at `rate`.
+    """
+    wire = 1e3 * wire_time(size // 2, rate)
     both = steps["bare"] + wire
     # Nothing hides the first gather, and nothing is left to send while the last layer multiplies.
     floor = max(steps["bare"] + wire / _LAYERS, wire + steps["bare"] / _LAYERS, steps["overlapped"])
     case = f"{_LAYERS} layers, gather and multiply"
-    yield _row(case, 2, f"step at {arguments.rate}", "ms", size, steps, floor)
-    if floor >= both:
-        return  # nothing can be hidden
-    hidden = {each: 100 * (both - step) / (both - floor) for each, step in steps.items()}
-    row = _row(case, 2, "hidden of what can be", "%", size, hidden, 100.0)
-    row.ratio = 0
-    yield row
+    rows = [_row(case, 2, f"step at {rate}", "ms", size, steps, floor)]
+    if floor < both:
+        hidden = {each: 100 * (both - step) / (both - floor) for each, step in steps.items()}
+        rows.append(_row(case, 2, "hidden of what can be", "%", size, hidden, 100.0))
+        rows[-1].ratio = 0
+    return rows
 
 
 def _blocks(arguments: argparse.Namespace) -> Iterator[Row]:
