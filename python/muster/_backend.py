@@ -93,7 +93,8 @@ def process_group(
     custom = ProcessGroup.BackendType.CUSTOM
     backend = form(store, rank, size, as_timedelta(timeout), name, options or Options())
     group = ProcessGroup(store, rank, size)
-    group._register_backend(torch.device("cpu"), custom, backend)
+    for device in {"cpu", torch._C._get_accelerator().type}:
+        group._register_backend(torch.device(device), custom, backend)
     group._set_default_backend(custom)
     group._set_group_name(name)
     group._set_group_desc("muster.process_group")

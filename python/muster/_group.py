@@ -22,10 +22,10 @@ class Group(_C.Group):
     """The ranks of one process group, for calls that go directly to muster: without dispatcher, autograd and operator
     profiler. `muster.group()` creates one. A program may use it and the process group, in the same order at all ranks.
 
-    Ranks are numbered within the group. Tensors are on the CPU, of any dtype and strides, and have the same shape at
-    all ranks unless documented otherwise. A call blocks and returns None; with async_op=True it returns a
-    torch.distributed.Work. `timeout` is in seconds or a timedelta, by default the group's. Thread-safe. Errors are the
-    same as those of torch.distributed over muster (muster.errors).
+    Ranks are numbered within the group. Tensors are of any dtype and strides, and have the same shape at all ranks
+    unless documented otherwise. Those on a device are copied to the host and back. A call blocks and returns None; with
+    async_op=True it returns a torch.distributed.Work. `timeout` is in seconds or a timedelta, by default the group's.
+    Thread-safe. Errors are the same as those of torch.distributed over muster (muster.errors).
 
     op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or an op of torch.distributed.
     """

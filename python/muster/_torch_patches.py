@@ -83,10 +83,20 @@ def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
     return manager
 
 
+def _take_device_tensors() -> None:
+    """Groups of the muster backend also take tensors of this process's accelerator, if it has one. A package may add
+    one after `import torch`.
+    """
+    devices = dist.Backend.backend_capability["muster"]
+    if (accelerator := torch._C._get_accelerator().type) not in devices:
+        devices.append(accelerator)
+
+
 def _initializing(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns torch's init_process_group(), which needs no arguments for groups over MPI."""
 
     def function(backend: Any = None, init_method: str | None = None, *arguments: Any, **named: Any) -> Any:
+        _take_device_tensors()
         has_store = named.get("store") is not None or len(arguments) > 3
         if "muster-mpi" in str(backend) and init_method is None and not has_store:
             init_method = "mpi://"
@@ -133,10 +143,11 @@ def _redirecting(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _splitting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns torch's split_group(), or our own for groups of the CPU alone. torch has none for those."""
+    """Returns torch's split_group(), or our own for groups without another backend. torch has none for the CPU."""
 
     def function(parent_pg: dist.ProcessGroup | None = None, *arguments: Any, **named: Any) -> Any:
-        if _ours(parent_pg) and len((parent_pg or c10d._get_default_group())._device_types) == 1:
+        group = parent_pg or c10d._get_default_group()
+        if _ours(group) and len({group._get_backend(device).name() for device in group._device_types}) == 1:
             from muster import _split
 
             return _split.split_group(parent_pg, *arguments, **named)

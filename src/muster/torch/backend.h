@@ -18,8 +18,9 @@
 
 namespace muster {
 
-/// The c10d backend "muster": torch's process group calls become calls of one Group. Takes CPU tensors of any strides.
-/// c10d's base class rejects the operations that are not overridden here. Thread-safe as Group is. Throws
+/// The c10d backend "muster": torch's process group calls become calls of one Group. Takes tensors of any strides and
+/// on any device; those on a device go through memory of the host, in the order of the stream that is current at the
+/// call. c10d's base class rejects the operations that are not overridden here. Thread-safe as Group is. Throws
 /// c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false blocks and
 /// returns no Work.
 class ProcessGroupMuster final : public c10d::Backend {

@@ -68,17 +68,20 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-Result<Dtype> check_sendable(const at::Tensor& tensor) {
+Result<Dtype> check_dense(const at::Tensor& tensor) {
   if (!tensor.defined()) return fail(ErrorCode::kInvalidArgument, "the tensor is undefined");
-  if (!tensor.device().is_cpu()) {
-    return fail(ErrorCode::kUnsupported,
-                c10::str("muster sends CPU tensors; this one is on ", tensor.device(), ": move it with .cpu() first"));
-  }
+  if (tensor.device().is_meta()) return fail(ErrorCode::kUnsupported, "a tensor on meta has no data");
   if (tensor.layout() != c10::kStrided) {
     return fail(ErrorCode::kUnsupported,
                 c10::str("muster sends dense tensors; this one is ", tensor.layout(), ": use .to_dense() first"));
   }
   return dtype_of(tensor.scalar_type());
+}
+
+Result<Dtype> check_sendable(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().is_cpu()) return check_dense(tensor);
+  return fail(ErrorCode::kUnsupported,
+              c10::str("takes tensors on the CPU; this one is on ", tensor.device(), ": move it with .cpu() first"));
 }
 
 Result<BufferView> view_of(const at::Tensor& tensor) {

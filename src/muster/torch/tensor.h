@@ -9,8 +9,10 @@ namespace muster {
 /// The Dtype of a torch dtype. kUnsupported for quantized types and others without plain elements.
 Result<Dtype> dtype_of(c10::ScalarType type);
 
-/// The dtype of a dense CPU tensor, which can be sent as it is or from a plain copy. kUnsupported for other tensors;
-/// the error says how to convert them.
+/// The dtype of a dense tensor on any device. kUnsupported for other tensors; the error says how to convert them.
+Result<Dtype> check_dense(const at::Tensor& tensor);
+
+/// The same for a tensor on the CPU, which can be sent as it is or from a plain copy.
 Result<Dtype> check_sendable(const at::Tensor& tensor);
 
 /// The memory of a contiguous, dense CPU tensor, for the calls of Group. The view does not keep the tensor alive. Fails

@@ -35,7 +35,7 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
 void check_alike(const std::vector<at::Tensor>& tensors, const char* title) {
   check_argument(!tensors.empty(), title, "the list of tensors is empty");
   for (const at::Tensor& tensor : tensors) {
-    value_or_throw(check_sendable(tensor));
+    value_or_throw(check_dense(tensor));
     check_argument(tensor.scalar_type() == tensors.front().scalar_type(), title,
                    "the tensors differ in dtype: ", tensors.front().scalar_type(), " and ", tensor.scalar_type());
     check_argument(tensor.sizes() == tensors.front().sizes(), title,
@@ -63,7 +63,7 @@ void check_list(const std::vector<at::Tensor>& list, const at::Tensor& like, int
   check_argument(static_cast<int>(list.size()) == size, title, "the ", what, " list has ", list.size(),
                  " tensors, but the group has ", size, " ranks");
   for (const at::Tensor& tensor : list) {
-    value_or_throw(check_sendable(tensor));
+    value_or_throw(check_dense(tensor));
     check_argument(tensor.scalar_type() == like.scalar_type(), title,
                    "the tensors differ in dtype: ", tensor.scalar_type(), " in the ", what, " list, but ",
                    like.scalar_type(), " elsewhere");
@@ -71,8 +71,8 @@ void check_list(const std::vector<at::Tensor>& list, const at::Tensor& like, int
 }
 
 void check_divisible(const at::Tensor& whole, const at::Tensor& part, int size, const char* title) {
-  value_or_throw(check_sendable(whole));
-  value_or_throw(check_sendable(part));
+  value_or_throw(check_dense(whole));
+  value_or_throw(check_dense(part));
   check_argument(whole.scalar_type() == part.scalar_type(), title,
                  "input and output differ in dtype: ", whole.scalar_type(), " and ", part.scalar_type());
   check_argument(whole.numel() == part.numel() * size, title, size, " ranks with ", part.numel(),
@@ -93,7 +93,7 @@ bool all_equal(const std::vector<size_t>& counts) {
 std::vector<std::vector<at::Tensor>> by_dtype(const std::vector<at::Tensor>& tensors) {
   std::vector<std::vector<at::Tensor>> lists;
   for (const at::Tensor& tensor : tensors) {
-    value_or_throw(check_sendable(tensor));
+    value_or_throw(check_dense(tensor));
     auto list = std::find_if(lists.begin(), lists.end(),
                              [&](const auto& each) { return each.front().scalar_type() == tensor.scalar_type(); });
     if (list == lists.end()) list = lists.emplace(lists.end());

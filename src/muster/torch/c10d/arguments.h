@@ -32,7 +32,7 @@ const std::vector<at::Tensor>& single_list(const std::vector<std::vector<at::Ten
 /// Requires a rank below `size`, and returns it.
 Rank check_rank(int64_t rank, int size, const char* title, const char* role = "root");
 
-/// Requires one tensor for each rank, all of `like`'s dtype, dense and on the CPU.
+/// Requires one tensor for each rank, all of `like`'s dtype, and dense.
 void check_list(const std::vector<at::Tensor>& list, const at::Tensor& like, int size, const char* title,
                 const char* what);
 /// Requires `whole` to have `size` times the elements of `part`, and its dtype.

@@ -48,8 +48,8 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall_base(at::Tensor& output,
                                                              std::vector<int64_t>& input_splits,
                                                              const c10d::AllToAllOptions& options) {
   TensorRequest request = this->request(OpType::ALLTOALL_BASE, "muster:all_to_all_single", options.asyncOp, output);
-  value_or_throw(check_sendable(input));
-  value_or_throw(check_sendable(output));
+  value_or_throw(check_dense(input));
+  value_or_throw(check_dense(output));
   // Gloo has the same rule. Splits count rows, and in a contiguous tensor a row is one block of memory.
   check_argument(input.is_contiguous() && output.is_contiguous(), "all_to_all_single", "Tensors must be contiguous");
   check_argument(output.scalar_type() == input.scalar_type(), kAllToAll,
@@ -72,7 +72,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::alltoall(Tensors& outputs, Tensor
                                                         const c10d::AllToAllOptions& options) {
   TensorRequest request = this->request(OpType::ALLTOALL, "muster:all_to_all", options.asyncOp, outputs);
   check_argument(!inputs.empty(), kAllToAll, "the input list is empty");
-  value_or_throw(check_sendable(inputs.front()));
+  value_or_throw(check_dense(inputs.front()));
   check_list(inputs, inputs.front(), size_, kAllToAll, "input");
   check_list(outputs, inputs.front(), size_, kAllToAll, "output");
   Operation& operation = request.add_disjoint(Collective::kAllToAll, request.read(inputs), request.write(outputs));

@@ -14,7 +14,7 @@ namespace {
 void add_list_gather(TensorRequest& request, const std::vector<at::Tensor>& slots, const at::Tensor& tensor, int rank,
                      int size) {
   constexpr const char* kTitle = "all_gather";
-  value_or_throw(check_sendable(tensor));
+  value_or_throw(check_dense(tensor));
   check_list(slots, tensor, size, kTitle, "output");
   check_argument(slots[rank].numel() == tensor.numel(), kTitle, "output ", rank, " has ", slots[rank].numel(),
                  " elements, but this rank's input has ", tensor.numel());

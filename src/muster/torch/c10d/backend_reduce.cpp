@@ -30,12 +30,12 @@ BufferView combine_locally(TensorRequest& request, const std::vector<at::Tensor>
   check_argument(reduction.op != ReduceOp::kAverage && reduction.op != ReduceOp::kPremulSum, "all_reduce",
                  "AVG and PREMUL_SUM take one tensor per rank, got ", tensors.size());
   const at::NoGradGuard no_grad;
-  const at::Tensor all = tensors.front().clone(at::MemoryFormat::Contiguous);
+  const at::Tensor all = tensors.front().cpu().clone(at::MemoryFormat::Contiguous);
   const BufferView view = request.in_place(all);
   value_or_throw(check_reducible(view.dtype(), reduction.op));
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.is_same(tensors.front())) {
-      const at::Tensor plain = tensor.contiguous();
+      const at::Tensor plain = tensor.cpu().contiguous();
       reduce_into(all.mutable_data_ptr(), plain.const_data_ptr(), view.count(), view.dtype(), reduction.op);
     }
     request.copy_at_end(tensor, all);
@@ -59,7 +59,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tens
                                                                    const c10d::AllreduceCoalescedOptions& options) {
   TensorRequest request = this->request(OpType::ALLREDUCE_COALESCED, "muster:all_reduce", options.asyncOp, tensors);
   for (const at::Tensor& tensor : tensors) {
-    value_or_throw(check_sendable(tensor));
+    value_or_throw(check_dense(tensor));
     check_argument(tensor.scalar_type() == tensors.front().scalar_type(), "all_reduce_coalesced",
                    "tensors must all have the same type, but one is ", tensors.front().scalar_type(), " and another ",
                    tensor.scalar_type());
@@ -127,8 +127,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_sparse(Tensors& tensors
                                                                 const c10d::AllreduceOptions& options) {
   constexpr const char* kTitle = "all_reduce of sparse tensors";
   at::Tensor tensor = single_tensor(tensors, kTitle);
-  check_argument(tensor.layout() == c10::kSparse && tensor.device().is_cpu(), kTitle,
-                 "takes sparse COO tensors on the CPU");
+  check_argument(tensor.layout() == c10::kSparse, kTitle, "takes sparse COO tensors");
   check_argument(!coalescing(), kTitle, "cannot be coalesced: call it outside of the coalescing block");
   const c10d::ReduceOp& op = options.reduceOp;
   check_argument(op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG, kTitle,
@@ -139,9 +138,9 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_sparse(Tensors& tensors
   uint64_t sequence = 0;
   {
     const at::NoGradGuard no_grad;
-    at::Tensor sum = sum_sparse(*group_, tensor, how, &sequence);
+    at::Tensor sum = sum_sparse(*group_, tensor.cpu(), how, &sequence);
     if (op.op_ == c10d::ReduceOp::AVG) sum.div_(size_);
-    tensor.copy_(sum);
+    tensor.copy_(sum.to(tensor.device()));
   }
   scope.end({}, sequence);
   if (!options.asyncOp) return nullptr;

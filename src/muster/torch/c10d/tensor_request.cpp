@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "muster/torch/c10d/staging.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/tensor.h"
 
@@ -68,17 +69,23 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 }  // namespace
 
 BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
-  value_or_throw(check_sendable(tensor));
-  if (is_plain(tensor) && !copy) {
+  value_or_throw(check_dense(tensor));
+  if (is_plain(tensor) && tensor.is_cpu() && !copy) {
     if (async) keep_alive_.push_back(tensor);
     return value_or_throw(view_of(tensor));
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor plain = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  const at::Tensor plain = tensor.is_cpu()
+                               ? at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous))
+                               : host_buffer(tensor);
   if (use != Use::kWrite) copy_elements(plain, tensor);
   keep_alive_.push_back(plain);
-  if (use != Use::kRead) copies_.emplace_back(tensor, plain);
+  if (use != Use::kRead) copy_at_end(tensor, plain);
   return value_or_throw(view_of(plain));
+}
+
+void TensorRequest::copy_at_end(const at::Tensor& to, const at::Tensor& from) {
+  copies_.push_back({to, from, to.is_cpu() ? std::nullopt : std::optional(current_stream(to.device()))});
 }
 
 BufferView TensorRequest::view(const std::vector<at::Tensor>& tensors, Use use) {
@@ -140,7 +147,11 @@ void TensorRequest::copy_back() {
   const at::NoGradGuard no_grad;
   // A tensor that was made in inference mode can be written only in that mode, and this may be another thread.
   const c10::InferenceMode inference;
-  for (const auto& [to, from] : copies_) copy_elements(to, from);
+  for (const Copy& copy : copies_) {
+    std::optional<StreamScope> in_order;
+    if (copy.stream) in_order.emplace(*copy.stream);
+    copy_elements(copy.to, copy.from);
+  }
 }
 
 void TensorRequest::release() {

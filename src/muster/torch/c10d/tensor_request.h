@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -22,8 +23,11 @@ struct Message {
 };
 
 /// A c10d call that is submitted to the core: its operations, the tensors that they use, and the results that are
-/// copied back at the end. The core needs plain memory (tensor.h), so a request replaces other tensors by copies. It
-/// also copies inputs that overlap the output.
+/// copied back at the end. The core needs plain memory of the host (tensor.h), so a request replaces other tensors by
+/// copies. It also copies inputs that overlap the output.
+///
+/// A tensor on a device is copied in the order of the stream that is current at the call, and the result is there for
+/// all streams once the call has ended.
 class TensorRequest {
  public:
   /// Profilers show `title`, which must be static. If `async`, the request keeps the tensors alive, because the caller
@@ -62,7 +66,7 @@ class TensorRequest {
                                  std::optional<size_t> own_offset = std::nullopt);
 
   /// Copies `from` to `to` once the operation has succeeded.
-  void copy_at_end(const at::Tensor& to, const at::Tensor& from) { copies_.emplace_back(to, from); }
+  void copy_at_end(const at::Tensor& to, const at::Tensor& from);
 
   /// Adds an operation. The caller fills in the other fields.
   Operation& add(Collective collective, BufferView input, BufferView output);
@@ -82,8 +86,12 @@ class TensorRequest {
   BufferView view(const at::Tensor& tensor, Use use, bool copy = false);
   BufferView view(const std::vector<at::Tensor>& tensors, Use use);
 
+  struct Copy {
+    at::Tensor to, from;
+    std::optional<c10::Stream> stream;  ///< of a device: the copy is in this stream's order
+  };
   std::vector<at::Tensor> keep_alive_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  ///< to, from
+  std::vector<Copy> copies_;
 };
 
 }  // namespace muster

@@ -1,0 +1,34 @@
+#include "muster/torch/c10d/staging.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace muster {
+namespace {
+
+/// torch pins memory for one kind of device in a process.
+bool can_pin() {
+  static const bool can = [] {
+    try {
+      return at::empty({1}, at::TensorOptions().dtype(at::kByte).pinned_memory(true)).is_pinned();
+    } catch (const c10::Error&) {
+      return false;  // such as a device that has no such memory
+    }
+  }();
+  return can;
+}
+
+c10::impl::VirtualGuardImpl guard_of(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
+
+}  // namespace
+
+c10::Stream current_stream(c10::Device device) { return guard_of(device).getStream(device); }
+
+at::Tensor host_buffer(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.dtype()).pinned_memory(can_pin()));
+}
+
+StreamScope::StreamScope(const c10::Stream& stream) : before_(guard_of(stream.device()).exchangeStream(stream)) {}
+StreamScope::~StreamScope() { guard_of(before_.device()).exchangeStream(before_); }
+
+}  // namespace muster

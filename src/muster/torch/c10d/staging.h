@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+namespace muster {
+
+// Collectives of tensors on a device, for devices without a collective library: the bytes go through memory of the
+// host. Works with every device of torch that has a guard (c10::impl::DeviceGuardImplInterface).
+
+/// The stream of the device on which the calling thread works.
+c10::Stream current_stream(c10::Device device);
+
+/// Contiguous memory of the host for the elements of `tensor`: pinned, if the device has such memory.
+at::Tensor host_buffer(const at::Tensor& tensor);
+
+/// Makes `stream` the current one of its device for this thread.
+class StreamScope {
+ public:
+  explicit StreamScope(const c10::Stream& stream);
+  ~StreamScope();
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
+
+ private:
+  const c10::Stream before_;
+};
+
+}  // namespace muster

@@ -1,0 +1,28 @@
+"""The device "simulated" of tests/torch/device_double, for tests without a GPU.
+
+Its memory cannot be reached by the CPU, its kernels run on streams, and memory that was released is overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from pathlib import Path
+
+import torch
+
+DEVICE = "simulated"
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def load() -> None:
+    """Adds the device to torch, for the rest of this process."""
+    build = Path(os.environ.get("MUSTER_BUILD_DIR", _ROOT / "build/release"))
+    torch.ops.load_library(str(build / "tests/torch/device_double/muster_device_double.so"))
+    torch.utils.rename_privateuse1_backend(DEVICE)
+    torch._register_device_module(DEVICE, types.ModuleType(DEVICE))
+
+
+def set_kernel_delay(milliseconds: int) -> None:
+    """How long each kernel waits before it runs."""
+    torch.ops.muster_device_double.set_kernel_delay(milliseconds)

@@ -1,0 +1,139 @@
+"""A rank of test_devices.py. `muster run` starts it with the name of one of the functions below."""
+
+import sys
+
+import device_double
+import pytest
+import test_backend_collectives as collectives
+import torch
+import torch.distributed as dist
+
+import muster
+
+DELAY = 20  # milliseconds
+
+
+def on_device(*shape: int, value: float) -> torch.Tensor:
+    return torch.empty(shape, device=device_double.DEVICE).fill_(value)
+
+
+def torchs_calls(rank: int) -> None:
+    """What test_backend_collectives.py does with tensors of the CPU, with tensors of the device."""
+    torch.set_default_device(device_double.DEVICE)
+    collectives.check_moves_at_rank(rank)
+    collectives.reductions(rank)
+    for check in (
+        collectives.uneven,
+        collectives.shared_memory,
+        collectives.strides,
+        collectives.premultiplied_sums,
+        collectives.messages,
+        collectives.batched,
+    ):
+        check(rank)
+
+
+def streams(rank: int) -> None:
+    """Collectives wait for the kernels before them in the current stream, and what follows them sees the result."""
+    size = dist.get_world_size()
+    total = size * (size + 1) / 2
+    device_double.set_kernel_delay(DELAY)
+    tensor = on_device(1000, value=rank + 1)
+    dist.all_reduce(tensor)
+    copied = tensor.clone()
+    assert copied.cpu().unique().tolist() == [total]
+
+    stream = torch.Stream(device_double.DEVICE)
+    with stream:
+        tensor = on_device(1000, value=rank + 1)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+    work.wait()
+    assert tensor.cpu().unique().tolist() == [total], "another stream than that of the call"
+
+    # A kernel that was launched before the call writes the output. It must not run after the call.
+    with stream:
+        received = on_device(4, value=-1.0)
+        work = dist.irecv(received, (rank - 1) % size)
+    assert work is not None
+    dist.send(torch.full((4,), float(rank)), (rank + 1) % size)  # from the CPU: waits for no kernel
+    work.wait()
+    torch.accelerator.synchronize()
+    assert received.cpu().unique().tolist() == [(rank - 1) % size]
+
+    # The program may drop its tensors before the end.
+    works = [dist.all_reduce(on_device(50_000, value=1.0), async_op=True) for _ in range(5)]
+    for work in works:
+        assert work is not None
+        work.wait()
+        (result,) = work.get_future().value()
+        assert result.cpu().unique().tolist() == [size]
+
+
+def two_devices(rank: int) -> None:
+    torch.accelerator.set_device_index(rank % 2)
+    tensor = torch.full((8,), float(rank), device=f"{device_double.DEVICE}:{rank % 2}")
+    dist.all_reduce(tensor)
+    assert tensor.device.index == rank % 2
+    assert tensor.cpu().unique().tolist() == [sum(range(dist.get_world_size()))]
+
+
+def ddp(rank: int) -> None:
+    """torch's wrapper, with a model on the device."""
+    size = dist.get_world_size()
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to(
+        device_double.DEVICE
+    )
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    inputs = torch.arange(32.0).view(4, 8) + rank
+    wrapped(inputs.to(device_double.DEVICE)).sum().backward()
+    local = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    local.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    (sum(local(torch.arange(32.0).view(4, 8) + other).sum() for other in range(size)) / size).backward()
+    for ours, expected in zip(model.parameters(), local.parameters(), strict=True):
+        assert ours.grad is not None
+        torch.testing.assert_close(ours.grad.cpu(), expected.grad)
+
+
+def groups(rank: int) -> None:
+    """Groups that are made from the first one take the device's tensors, too."""
+    size = dist.get_world_size()
+    every = [dist.new_group(), dist.new_group(backend="muster"), dist.split_group(split_ranks=[list(range(size))])]
+    for group in every:
+        for device in ("cpu", device_double.DEVICE):
+            tensor = torch.ones(3, device=device)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.cpu().tolist() == [size] * 3
+    objects: list[object] = [None] * size
+    dist.all_gather_object(objects, rank)
+    assert objects == list(range(size))
+    dist.barrier()
+    group = muster.group()
+    tensor = torch.ones(3, device=device_double.DEVICE)
+    group.all_reduce(tensor)
+    assert tensor.cpu().tolist() == [size] * 3
+
+
+def errors(rank: int) -> None:
+    with pytest.raises(NotImplementedError, match="a tensor on meta has no data"):
+        muster.group().all_reduce(torch.empty(3, device="meta"))
+    with pytest.raises(muster.MismatchError, match=r"all_reduce #1 \(float32\[4\], sum\)"):
+        dist.all_reduce(torch.ones(3 + rank % 2, device=device_double.DEVICE))
+
+
+def died(rank: int) -> None:
+    """Rank 1 ends while the others wait for it."""
+    tensor = torch.ones(1000, device=device_double.DEVICE)
+    if rank == 1:
+        sys.exit(0)
+    with pytest.raises(muster.errors.Error, match=r"rank 1 .* has left the group"):
+        dist.all_reduce(tensor)
+
+
+if __name__ == "__main__":
+    device_double.load()
+    dist.init_process_group("muster")
+    globals()[sys.argv[1]](dist.get_rank())
+    if sys.argv[1] != "died":
+        dist.destroy_process_group()

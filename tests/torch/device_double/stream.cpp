@@ -1,0 +1,120 @@
+#include "stream.h"
+
+#include <atomic>
+#include <map>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace muster::device_double {
+namespace {
+
+std::atomic<int64_t> kernel_delay_ms = 0;
+
+struct Streams {
+  std::mutex mutex;
+  std::map<std::pair<int, int64_t>, std::unique_ptr<Stream>> by_number;
+  std::atomic<int64_t> next = 1;
+};
+
+Streams& streams() {
+  static Streams& made = *new Streams;  // the threads never end
+  return made;
+}
+
+}  // namespace
+
+void set_kernel_delay(std::chrono::milliseconds delay) { kernel_delay_ms = delay.count(); }
+
+Stream::Stream() : thread_([this] { run(); }) {}
+
+void Stream::launch(std::function<void()> kernel) {
+  enqueue([kernel = std::move(kernel), delay = std::chrono::milliseconds(kernel_delay_ms)] {
+    std::this_thread::sleep_for(delay);  // tidy: allow(sleep) a kernel that takes a while
+    kernel();
+  });
+}
+
+void Stream::enqueue(std::function<void()> task) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(task));
+  changed_.notify_all();
+}
+
+bool Stream::idle() {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty();
+}
+
+void Stream::synchronize() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return queue_.empty(); });
+}
+
+void Stream::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return !queue_.empty(); });
+    const auto task = queue_.front();
+    lock.unlock();
+    task();
+    lock.lock();
+    queue_.pop_front();
+    changed_.notify_all();
+  }
+}
+
+Stream& stream(int device, int64_t number) {
+  const std::lock_guard lock(streams().mutex);
+  auto& found = streams().by_number[{device, number}];
+  if (!found) found = std::make_unique<Stream>();
+  return *found;
+}
+
+int64_t new_stream_number() { return streams().next++; }
+
+void synchronize_device(int device) {
+  std::vector<Stream*> all;
+  {
+    const std::lock_guard lock(streams().mutex);
+    for (auto& [key, each] : streams().by_number) {
+      if (key.first == device) all.push_back(each.get());
+    }
+  }
+  for (Stream* each : all) each->synchronize();
+}
+
+void Event::Point::wait() {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [this] { return reached; });
+}
+
+void Event::record(Stream& stream) {
+  point_ = std::make_shared<Point>();
+  stream.enqueue([point = point_] {
+    const std::lock_guard lock(point->mutex);
+    point->reached = true;
+    point->time = std::chrono::steady_clock::now();
+    point->changed.notify_all();
+  });
+}
+
+void Event::block(Stream& stream) {
+  if (point_) stream.enqueue([point = point_] { point->wait(); });
+}
+
+bool Event::reached() {
+  if (!point_) return true;
+  const std::lock_guard lock(point_->mutex);
+  return point_->reached;
+}
+
+void Event::synchronize() {
+  if (point_) point_->wait();
+}
+
+double Event::since(Event& earlier) {
+  return std::chrono::duration<double, std::milli>(point_->time - earlier.point_->time).count();
+}
+
+}  // namespace muster::device_double
