@@ -37,6 +37,7 @@ LAYERS = {
     "flight": ["collective"],
     "group": ["flight", "store"],
     "mpi": ["group"],
+    "nccl": ["group"],
     "rpc": ["flight", "store"],
     "steps": ["group"],
     "launch": ["store"],

@@ -14,6 +14,7 @@ struct GroupKind {
   /// Runs the body at each rank of a group of `size`. By default the ranks are threads. If they are processes, each of
   /// them runs all tests.
   std::function<void(int size, const std::function<void(Group&)>& body)> run;
+  bool has_bitwise_reductions = true;
 };
 inline std::ostream& operator<<(std::ostream& out, const GroupKind& kind) { return out << kind.name; }
 

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "memory.h"
+#include "device/memory.h"
 
 namespace muster::device_double {
 namespace {

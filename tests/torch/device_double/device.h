@@ -3,7 +3,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 
-#include "stream.h"
+#include "device/stream.h"
 
 namespace muster::device_double {
 

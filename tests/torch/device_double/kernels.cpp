@@ -12,7 +12,7 @@
 #include <torch/library.h>
 
 #include "device.h"
-#include "memory.h"
+#include "device/memory.h"
 
 namespace muster::device_double {
 namespace {

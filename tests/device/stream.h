@@ -9,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "device/stream_handle.h"
+
 namespace muster::device_double {
 
 /// How long each kernel waits before it runs. A program that does not wait for a stream where it must then reads old
@@ -16,7 +18,7 @@ namespace muster::device_double {
 void set_kernel_delay(std::chrono::milliseconds delay);
 
 /// A queue of kernels with a thread that runs them in order. Lives for ever. Thread-safe.
-class Stream {
+class Stream : public StreamHandle {
  public:
   Stream();
   Stream(const Stream&) = delete;

@@ -1,10 +1,12 @@
-#include "stream.h"
+#include "device/stream.h"
 
 #include <atomic>
 #include <map>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "device/memory.h"
 
 namespace muster::device_double {
 namespace {
@@ -26,7 +28,12 @@ Streams& streams() {
 
 void set_kernel_delay(std::chrono::milliseconds delay) { kernel_delay_ms = delay.count(); }
 
-Stream::Stream() : thread_([this] { run(); }) {}
+Stream::Stream()
+    : StreamHandle{[](StreamHandle* stream, void (*task)(void*), void* argument) {
+                     static_cast<Stream*>(stream)->launch([task, argument] { task(argument); });
+                   },
+                   [](void* address) { return owns(address) ? host_address(address) : address; }},
+      thread_([this] { run(); }) {}
 
 void Stream::launch(std::function<void()> kernel) {
   enqueue([kernel = std::move(kernel), delay = std::chrono::milliseconds(kernel_delay_ms)] {

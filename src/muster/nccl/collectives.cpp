@@ -1,0 +1,331 @@
+#include "muster/nccl/collectives.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <vector>
+
+namespace muster::nccl {
+namespace {
+
+/// What NCCL reduces for a dtype. Complex numbers are pairs for it.
+struct Element {
+  Type type;
+  int values = 1;
+};
+
+std::optional<Element> reduced_as(Dtype dtype, ReduceOp op) {
+  const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  switch (dtype) {
+    case Dtype::kUint8:
+      return Element{Type::kUint8};
+    case Dtype::kInt8:
+      return Element{Type::kInt8};
+    case Dtype::kInt32:
+      return Element{Type::kInt32};
+    case Dtype::kUint32:
+      return Element{Type::kUint32};
+    case Dtype::kInt64:
+      return Element{Type::kInt64};
+    case Dtype::kUint64:
+      return Element{Type::kUint64};
+    case Dtype::kFloat16:
+      return Element{Type::kFloat16};
+    case Dtype::kBfloat16:
+      return Element{Type::kBfloat16};
+    case Dtype::kFloat32:
+      return Element{Type::kFloat32};
+    case Dtype::kFloat64:
+      return Element{Type::kFloat64};
+    case Dtype::kComplex32:
+      return adds ? std::optional(Element{Type::kFloat16, 2}) : std::nullopt;
+    case Dtype::kComplex64:
+      return adds ? std::optional(Element{Type::kFloat32, 2}) : std::nullopt;
+    case Dtype::kComplex128:
+      return adds ? std::optional(Element{Type::kFloat64, 2}) : std::nullopt;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<RedOp> red_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return RedOp::kSum;
+    case ReduceOp::kAverage:
+      return RedOp::kAverage;
+    case ReduceOp::kProduct:
+      return RedOp::kProduct;
+    case ReduceOp::kMin:
+      return RedOp::kMin;
+    case ReduceOp::kMax:
+      return RedOp::kMax;
+    default:
+      return std::nullopt;
+  }
+}
+
+/// A view in one piece of the device's memory. Views in several pieces are copied, on the stream.
+class Contiguous {
+ public:
+  Contiguous(Device& device, const BufferView& view, bool reads) : device_(device), view_(view) {
+    if (view.contiguous()) return;
+    copy_ = device.allocate(view.bytes());
+    if (reads) each_piece([&](uint8_t* piece, uint8_t* copy, size_t bytes) { device_.copy(copy, piece, bytes); });
+  }
+  uint8_t* data() const { return copy_ ? static_cast<uint8_t*>(copy_.get()) : view_.data(); }
+  void write_back() {
+    if (copy_) each_piece([&](uint8_t* piece, uint8_t* copy, size_t bytes) { device_.copy(piece, copy, bytes); });
+  }
+
+ private:
+  void each_piece(const std::function<void(uint8_t*, uint8_t*, size_t)>& body) const {
+    size_t offset = 0;
+    view_.visit(0, view_.bytes(), [&](uint8_t* piece, size_t bytes) {
+      body(piece, data() + offset, bytes);
+      offset += bytes;
+    });
+  }
+
+  Device& device_;
+  const BufferView& view_;
+  std::shared_ptr<void> copy_;
+};
+
+class CollectiveCall {
+ public:
+  CollectiveCall(const Communicator& communicator, Communicator::Lock& lock, const GroupSpec& self,
+                 const Operation& operation, Device& device, const Deadline& deadline)
+      : communicator_(communicator),
+        lock_(lock),
+        nccl_(communicator.library),
+        comm_(communicator.handle()),
+        self_(self),
+        operation_(operation),
+        device_(device),
+        stream_(device.stream()),
+        deadline_(deadline) {}
+
+  Result<> run() {
+    if (reduces(call().collective)) return run_reduction();
+    switch (call().collective) {
+      case Collective::kBarrier:
+        return barrier();
+      case Collective::kBroadcast:
+        return broadcast();
+      case Collective::kAllGather:
+        return all_gather();
+      default:
+        return exchange();
+    }
+  }
+
+ private:
+  const Call& call() const { return operation_.call; }
+  const BufferView& input() const { return operation_.input; }
+  const BufferView& output() const { return operation_.output; }
+  bool is_root() const { return call().root == self_.rank; }
+  bool even() const { return operation_.counts.empty(); }
+
+  Result<> check(int code, const char* what) const {
+    MUSTER_TRY(nccl_.check(code, what, comm_));
+    return code == kInProgress ? communicator_.settle(lock_, what, deadline_) : Result<>{};
+  }
+  /// Runs several calls of NCCL as one.
+  Result<> together(const std::function<Result<>()>& calls) const {
+    MUSTER_TRY(check(nccl_.GroupStart(), "ncclGroupStart"));
+    Result<> made = calls();
+    const int code = nccl_.GroupEnd();  // also after an error: the group is open
+    MUSTER_TRY(made);
+    return check(code, "ncclGroupEnd");
+  }
+
+  // ---- reductions
+
+  Result<> run_reduction() {
+    const auto element = reduced_as(call().dtype, call().op);
+    const auto plain = red_op(call().op);
+    if (!element || (!plain && call().op != ReduceOp::kPremulSum)) {
+      return fail(ErrorCode::kUnsupported,
+                  fmt::format("NCCL cannot reduce {} by {}", name(call().dtype), name(call().op)));
+    }
+    if (plain) return reduce(*element, static_cast<int>(*plain));
+    MUSTER_ASSIGN(const int made, premultiplied(*element));
+    const Result<> done = reduce(*element, made);
+    (void)nccl_.RedOpDestroy(made, comm_);
+    return done;
+  }
+
+  Result<int> premultiplied(const Element& element) const {
+    // NCCL reads the factor in the element's type.
+    union {
+      float single;
+      double wide;
+    } factor;
+    if (element.type == Type::kFloat64) {
+      factor.wide = operation_.factor;
+    } else if (element.type == Type::kFloat32) {
+      factor.single = static_cast<float>(operation_.factor);
+    } else {
+      return fail(ErrorCode::kUnsupported,
+                  fmt::format("premul_sum of {} is not supported over NCCL: use float32", name(call().dtype)));
+    }
+    int op = 0;
+    constexpr int kOnHost = 1;  // ncclScalarHostImmediate
+    MUSTER_TRY(
+        check(nccl_.RedOpCreatePreMulSum(&op, &factor, element.type, kOnHost, comm_), "ncclRedOpCreatePreMulSum"));
+    return op;
+  }
+
+  Result<> reduce(const Element& element, int op) {
+    const auto values = [&](size_t elements) { return elements * element.values; };
+    if (call().collective == Collective::kReduceScatter) return reduce_scatter(element, op);
+    Contiguous data(device_, input(), true);
+    if (call().collective == Collective::kAllReduce) {
+      MUSTER_TRY(
+          check(nccl_.AllReduce(data.data(), data.data(), values(input().count()), element.type, op, comm_, stream_),
+                "ncclAllReduce"));
+    } else {
+      MUSTER_TRY(check(nccl_.Reduce(data.data(), data.data(), values(input().count()), element.type, op, call().root,
+                                    comm_, stream_),
+                       "ncclReduce"));
+    }
+    if (call().collective == Collective::kAllReduce || is_root()) data.write_back();
+    return {};
+  }
+
+  Result<> reduce_scatter(const Element& element, int op) {
+    Contiguous from(device_, input(), true), to(device_, output(), false);
+    if (even()) {
+      MUSTER_TRY(check(nccl_.ReduceScatter(from.data(), to.data(), output().count() * element.values, element.type, op,
+                                           comm_, stream_),
+                       "ncclReduceScatter"));
+    } else {
+      MUSTER_TRY(together([&]() -> Result<> {
+        size_t offset = 0;
+        for (Rank rank = 0; rank < self_.size; ++rank) {
+          const size_t count = operation_.counts[static_cast<size_t>(rank)];
+          MUSTER_TRY(check(nccl_.Reduce(from.data() + offset, to.data(), count * element.values, element.type, op, rank,
+                                        comm_, stream_),
+                           "ncclReduce"));
+          offset += count * size_of(call().dtype);
+        }
+        return {};
+      }));
+    }
+    to.write_back();
+    return {};
+  }
+
+  // ---- moves, in bytes
+
+  Result<> barrier() {
+    const auto word = device_.allocate(sizeof(int32_t));
+    return check(
+        nccl_.AllReduce(word.get(), word.get(), 1, Type::kInt32, static_cast<int>(RedOp::kMax), comm_, stream_),
+        "ncclAllReduce");
+  }
+
+  Result<> broadcast() {
+    Contiguous data(device_, output(), is_root());
+    MUSTER_TRY(
+        check(nccl_.Broadcast(data.data(), data.data(), output().bytes(), Type::kUint8, call().root, comm_, stream_),
+              "ncclBroadcast"));
+    if (!is_root()) data.write_back();
+    return {};
+  }
+
+  Result<> all_gather() {
+    Contiguous from(device_, input(), true), to(device_, output(), true);
+    if (even()) {
+      MUSTER_TRY(check(nccl_.AllGather(from.data(), to.data(), input().bytes(), Type::kUint8, comm_, stream_),
+                       "ncclAllGather"));
+    } else {
+      MUSTER_TRY(together([&]() -> Result<> {
+        size_t offset = 0;
+        for (Rank rank = 0; rank < self_.size; ++rank) {
+          const size_t bytes = operation_.counts[static_cast<size_t>(rank)] * size_of(call().dtype);
+          const uint8_t* const block = rank == self_.rank ? from.data() : to.data() + offset;
+          MUSTER_TRY(check(nccl_.Broadcast(block, to.data() + offset, bytes, Type::kUint8, rank, comm_, stream_),
+                           "ncclBroadcast"));
+          offset += bytes;
+        }
+        return {};
+      }));
+    }
+    to.write_back();
+    return {};
+  }
+
+  /// gather, scatter and all_to_all, for which NCCL has messages.
+  Result<> exchange() {
+    Contiguous from(device_, input(), true), to(device_, output(), true);
+    MUSTER_TRY(together([&]() -> Result<> {
+      size_t sent = 0, received = 0;
+      for (Rank peer = 0; peer < self_.size; ++peer) {
+        const size_t out = bytes_for(peer, operation_.counts), in = bytes_for(peer, operation_.receive_counts);
+        const bool sends = call().collective != Collective::kGather || peer == call().root;
+        const bool receives = call().collective != Collective::kScatter || peer == call().root;
+        if (sends && (call().collective != Collective::kScatter || is_root()) && out > 0) {
+          MUSTER_TRY(check(nccl_.Send(from.data() + sent, out, Type::kUint8, peer, comm_, stream_), "ncclSend"));
+        }
+        if (receives && (call().collective != Collective::kGather || is_root()) && in > 0) {
+          MUSTER_TRY(check(nccl_.Recv(to.data() + received, in, Type::kUint8, peer, comm_, stream_), "ncclRecv"));
+        }
+        if (has_input_blocks(call().collective)) sent += out;
+        if (has_output_blocks(call().collective)) received += in;
+      }
+      return {};
+    }));
+    to.write_back();
+    return {};
+  }
+  size_t bytes_for(Rank peer, const std::vector<size_t>& counts) const {
+    const size_t count = counts.empty() ? call().count : counts[static_cast<size_t>(peer)];
+    return count * size_of(call().dtype);
+  }
+
+  const Communicator& communicator_;
+  Communicator::Lock& lock_;
+  const Library& nccl_;
+  const Comm comm_;
+  const GroupSpec& self_;
+  const Operation& operation_;
+  Device& device_;
+  const Stream stream_;
+  const Deadline& deadline_;
+};
+
+}  // namespace
+
+Result<> enqueue(Communicator& communicator, const GroupSpec& self, const Operation& operation, Device& device,
+                 const Deadline& deadline) {
+  MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
+  return CollectiveCall(communicator, lock, self, operation, device, deadline).run();
+}
+
+Result<> enqueue_send(Communicator& communicator, const BufferView& data, Rank to, Device& device,
+                      const Deadline& deadline) {
+  MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
+  const Contiguous plain(device, data, true);
+  const Library& nccl = communicator.library;
+  const int code = nccl.Send(plain.data(), data.bytes(), Type::kUint8, to, communicator.handle(), device.stream());
+  MUSTER_TRY(nccl.check(code, "ncclSend", communicator.handle()));
+  return communicator.settle(lock, "ncclSend", deadline);
+}
+
+Result<> enqueue_receive(Communicator& communicator, const BufferView& data, Rank from, Device& device,
+                         const Deadline& deadline) {
+  MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
+  Contiguous plain(device, data, false);
+  const Library& nccl = communicator.library;
+  const int code = nccl.Recv(plain.data(), data.bytes(), Type::kUint8, from, communicator.handle(), device.stream());
+  MUSTER_TRY(nccl.check(code, "ncclRecv", communicator.handle()));
+  MUSTER_TRY(communicator.settle(lock, "ncclRecv", deadline));
+  plain.write_back();
+  return {};
+}
+
+}  // namespace muster::nccl

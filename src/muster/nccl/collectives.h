@@ -1,0 +1,21 @@
+#pragma once
+
+#include "muster/collective/operation.h"
+#include "muster/nccl/communicator.h"
+#include "muster/nccl/device.h"
+
+namespace muster::nccl {
+
+/// Gives a collective to the stream of this thread. `operation` is valid (group/operations.h), and its memory is the
+/// device's. kUnsupported for a dtype or a reduction that NCCL does not have. It does not wait for the other ranks, but
+/// for NCCL to connect to them at the first call, at most until the deadline.
+Result<> enqueue(Communicator& communicator, const GroupSpec& self, const Operation& operation, Device& device,
+                 const Deadline& deadline);
+
+/// The same for one message.
+Result<> enqueue_send(Communicator& communicator, const BufferView& data, Rank to, Device& device,
+                      const Deadline& deadline);
+Result<> enqueue_receive(Communicator& communicator, const BufferView& data, Rank from, Device& device,
+                         const Deadline& deadline);
+
+}  // namespace muster::nccl

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "muster/group/group.h"
+#include "muster/nccl/library.h"
+
+namespace muster::nccl {
+
+/// A communicator of NCCL among the ranks of a group. No call of it blocks for ever. Thread-safe: whoever calls NCCL
+/// with the handle has the lock, so that abort(), which frees the handle, comes before or after.
+class Communicator {
+ public:
+  using Lock = std::unique_lock<std::mutex>;
+
+  /// Collective over `host`, which carries NCCL's unique id. The error names what NCCL says, or that it did not end by
+  /// the deadline.
+  static Result<std::unique_ptr<Communicator>> form(const Library& library, Group& host, const Deadline& deadline);
+  /// Ends what is pending.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const Library& library;
+  Comm handle() const { return handle_; }
+  /// kAborted after abort().
+  Result<Lock> lock();
+  /// Waits until NCCL has taken the last call. Releases the lock while it waits. `call` is in the error.
+  Result<> settle(Lock& lock, const char* call, const Deadline& deadline) const;
+  /// The error of a kernel or of the network.
+  Result<> status();
+  /// Ends the kernels that are pending. No other call may follow.
+  void abort();
+
+ private:
+  Communicator(const Library& from, Comm made) : library(from), handle_(made) {}
+
+  const Comm handle_;
+  std::mutex mutex_;
+  bool aborted_ = false;  ///< guarded by mutex_
+};
+
+}  // namespace muster::nccl

@@ -1,0 +1,264 @@
+#include "muster/nccl/group.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "muster/flight/recorder.h"
+#include "muster/group/operations.h"
+#include "muster/group/shutdown_errors.h"
+#include "muster/nccl/collectives.h"
+#include "muster/nccl/communicator.h"
+#include "muster/nccl/in_flight.h"
+
+namespace muster::nccl {
+namespace {
+
+/// How long operations in flight may take to end when their group is left.
+constexpr Duration kEndTime = 10s;
+/// Of the first message to each neighbor, and of one that never comes.
+constexpr uint32_t kHelloTag = 0xffff'fff0, kWatchTag = 0xffff'fff1;
+constexpr int kChildren = 4;  ///< of a rank in the tree in which ranks watch each other
+constexpr Duration kWatchTime = std::chrono::hours(24 * 365);
+
+class NcclGroup final : public Group {
+ public:
+  NcclGroup(std::shared_ptr<Group> host, std::unique_ptr<Communicator> communicator, std::shared_ptr<Device> device)
+      : host_(std::move(host)),
+        communicator_(std::move(communicator)),
+        device_(std::move(device)),
+        recorder_(Recorder::create(host_->membership(), Recorder::entries_from_environment())),
+        in_flight_(
+            std::make_shared<InFlight>([this] { return check(); }, [this](const Error& why) { fail_all(why); })) {
+    if (recorder_) recorder_->set_group("nccl", host_->id());
+  }
+
+  static void operator delete(NcclGroup* group, std::destroying_delete_t) {
+    if (group->inherited()) return;  // it has none of the threads, and the device belongs to the parent
+    group->~NcclGroup();
+    ::operator delete(group);
+  }
+  /// A message from each neighbor in a tree of the ranks, which never comes. It fails when that rank leaves, dies or
+  /// aborts the group. This rank then fails, too, and so the news reaches all. A first message makes the link.
+  Result<> watch_neighbors() {
+    const Rank self = membership().rank;
+    std::vector<Rank> neighbors;
+    if (self > 0) neighbors.push_back((self - 1) / kChildren);
+    for (Rank child = self * kChildren + 1; child <= (self + 1) * kChildren && child < membership().size; ++child) {
+      neighbors.push_back(child);
+    }
+    uint8_t hello = 0;
+    std::vector<Work> begun;
+    for (const Rank rank : neighbors) {
+      begun.push_back(host_->send({&hello, 1, Dtype::kUint8}, rank, kHelloTag, {.async = true}));
+      begun.push_back(host_->receive({&never_, 1, Dtype::kUint8}, rank, kHelloTag, {.async = true}));
+    }
+    for (const Work& each : begun) MUSTER_TRY(each.wait());
+    for (const Rank rank : neighbors) {
+      const CallOptions options{.timeout = kWatchTime, .async = true};
+      watched_.push_back(host_->receive({&never_, 1, Dtype::kUint8}, rank, kWatchTag, options));
+    }
+    return {};
+  }
+  ~NcclGroup() override {
+    leave();
+    in_flight_->stop();
+  }
+
+  Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
+    const auto describe = [to] { return fmt::format("send to rank {}", to); };
+    return submit_message(to, tag, options, describe, [&](const Deadline& deadline) {
+      return enqueue_send(*communicator_, data, to, *device_, deadline);
+    });
+  }
+  Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
+    const auto describe = [from] { return fmt::format("receive from rank {}", from); };
+    return submit_message(from, tag, options, describe, [&](const Deadline& deadline) {
+      return enqueue_receive(*communicator_, data, from, *device_, deadline);
+    });
+  }
+
+  void abort(Error why) override {
+    if (inherited()) return;
+    in_flight_->fail(why, [&] { fail_all(why); });
+  }
+  void leave() override {
+    if (inherited()) return;
+    (void)in_flight_->wait_until_empty(Deadline::after(std::min(timeout(), kEndTime)));
+    const Error left = was_shut_down(membership().name, membership().rank);
+    in_flight_->fail(left, [&] { close(left); });
+    host_->leave();
+  }
+
+  Result<> status() const override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return tl::unexpected(*closed_);
+    }
+    const std::optional<Error> why = lost_rank();
+    return why && why->code != ErrorCode::kLeft ? tl::unexpected(*why) : Result<>{};
+  }
+  Result<> wait_for_pending(const Deadline& deadline) override {
+    if (in_flight_->wait_until_empty(deadline)) return {};
+    return muster::fail(ErrorCode::kTimeout,
+                        fmt::format("operations of group \"{}\" are still pending", membership().name));
+  }
+  void on_completion(CompletionHook hook) override {
+    const std::lock_guard lock(mutex_);
+    hook_ = hook ? std::make_shared<CompletionHook>(std::move(hook)) : nullptr;
+  }
+  Result<> set_timeout(Duration timeout) override { return host_->set_timeout(timeout); }
+  Duration timeout() const override { return host_->timeout(); }
+  const GroupOptions& options() const override { return host_->options(); }
+  const GroupSpec& membership() const override { return host_->membership(); }
+  uint64_t id() const override { return host_->id(); }
+  uint64_t sequence() const override { return sequence_; }
+  std::string transport() const override { return "nccl"; }
+  std::shared_ptr<Arena> arena() const override { return nullptr; }
+
+ private:
+  Work begin(Operation&& operation, const CallOptions& options) override {
+    const std::lock_guard order(order_);
+    if (Result<> open = check_open(); !open) return Work(std::move(open));
+    operation.call.sequence = ++sequence_;
+    if (recorder_) operation.site = current_call_site();
+    const TimePoint begun = steady_clock().now();
+    const auto ticket = recorder_ ? recorder_->submitted(operation, Recorder::Start::kNow) : 0;
+    const Duration limit = timeout_of(options);
+    Result<> given = enqueue(*communicator_, membership(), operation, *device_, Deadline::after(limit));
+    const auto describe = [this, call = operation.reported_call()] {
+      return fmt::format("{}, group \"{}\"", call.to_string(), membership().name);
+    };
+    if (!given) return refuse(given.error().in(describe()), ticket);
+    const auto ended = [this, ticket, begun, hook = hook(), call = operation.call](const Result<>& result) {
+      if (recorder_) recorder_->ended(ticket, result);
+      if (hook) (*hook)({call, begun, begun, steady_clock().now(), result});
+    };
+    return track(limit, describe, ended, sequence_, options.async);
+  }
+
+  template <class Describe, class Enqueue>
+  Work submit_message(Rank peer, uint32_t tag, const CallOptions& options, const Describe& describe,
+                      const Enqueue& enqueue_message) {
+    const auto refused = [](ErrorCode code, std::string why) { return Work(muster::fail(code, std::move(why))); };
+    if (peer == kAnyRank) return refused(ErrorCode::kUnsupported, "NCCL cannot receive from any rank: name one");
+    if (peer < 0 || peer >= membership().size) {
+      return refused(ErrorCode::kInvalidArgument,
+                     fmt::format("rank {}, but the group's ranks are 0 to {}", peer, membership().size - 1));
+    }
+    if (tag != 0) return refused(ErrorCode::kUnsupported, "NCCL matches messages by their order: use tag 0");
+    const std::lock_guard order(order_);
+    if (Result<> open = check_open(); !open) return Work(std::move(open));
+    const Duration limit = timeout_of(options);
+    Result<> given = enqueue_message(Deadline::after(limit));
+    if (!given) return refuse(given.error().in(describe()), 0);
+    return track(limit, describe, nullptr, 0, /*async=*/true);
+  }
+
+  Work track(Duration limit, std::function<std::string()> describe, std::function<void(const Result<>&)> ended,
+             uint64_t sequence, bool async) {
+    Work work = in_flight_->add({std::make_shared<Work::State>(), device_->record(), Deadline::after(limit).when(),
+                                 std::move(describe), std::move(ended)},
+                                sequence);
+    return async ? work : Work(work.wait(), sequence);
+  }
+
+  /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed.
+  Work refuse(Error why, Recorder::Ticket ticket) {
+    if (recorder_ && ticket != 0) recorder_->ended(ticket, tl::unexpected(why));
+    if (why.code != ErrorCode::kUnsupported && why.code != ErrorCode::kInvalidArgument) abort(why);
+    return Work(tl::unexpected(why));
+  }
+
+  Result<> check_open() {
+    MUSTER_TRY(status());
+    const std::optional<Error> why = lost_rank();
+    if (!why) return {};
+    in_flight_->fail(*why, [&] { close(*why); });
+    return tl::unexpected(*why);
+  }
+  /// Why operations in flight will not end, if so. A rank that has left may have done its part before.
+  Result<> check() {
+    MUSTER_TRY(status());
+    return communicator_->status();
+  }
+  /// How a neighbor left or died, or why it has aborted the group.
+  std::optional<Error> lost_rank() const {
+    for (const Work& each : watched_) {
+      if (!each.done()) continue;
+      const Result<> result = each.result();
+      Error why = result ? Error{ErrorCode::kProtocol, "a message came that is none of the group's"} : result.error();
+      why.context.clear();  // the message is no call of the program
+      return why;
+    }
+    return std::nullopt;
+  }
+
+  /// Later operations fail. Ends the kernels that are pending.
+  void close(const Error& why) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return;
+      closed_ = why;
+    }
+    communicator_->abort();
+  }
+  /// Ends the group at all ranks.
+  void fail_all(const Error& why) {
+    host_->abort(why);
+    close(why);
+  }
+
+  std::shared_ptr<CompletionHook> hook() const {
+    const std::lock_guard lock(mutex_);
+    return hook_;
+  }
+  Duration timeout_of(const CallOptions& options) const {
+    return options.timeout > Duration::zero() ? options.timeout : timeout();
+  }
+  bool inherited() const { return getpid() != process_; }
+
+  Result<std::unique_ptr<Group>> form_child(Store& store, const std::vector<Rank>& ranks,
+                                            const GroupSpec& child) override {
+    MUSTER_ASSIGN(std::unique_ptr<Group> host, host_->split(store, ranks, child.name));
+    return form_group(std::move(host), device_);
+  }
+  Result<std::unique_ptr<Group>> form_merged(Store& store, const GroupSpec& merged) override {
+    MUSTER_ASSIGN(std::unique_ptr<Group> host, host_->merge(store, merged));
+    return form_group(std::move(host), device_);
+  }
+
+  const pid_t process_ = getpid();
+  const std::shared_ptr<Group> host_;
+  const std::unique_ptr<Communicator> communicator_;
+  const std::shared_ptr<Device> device_;
+  const std::unique_ptr<Recorder> recorder_;
+  std::mutex order_;  ///< of the calls: NCCL's must be in the same order at all ranks
+  std::atomic<uint64_t> sequence_ = 0;
+  mutable std::mutex mutex_;  ///< guards closed_ and hook_
+  std::optional<Error> closed_;
+  std::shared_ptr<CompletionHook> hook_;
+  const std::shared_ptr<InFlight> in_flight_;
+  uint8_t never_ = 0;
+  std::vector<Work> watched_;  ///< constant once the group is formed
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Group>> form_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
+  MUSTER_ASSIGN(const Library* const library, Library::get());
+  const Deadline deadline = Deadline::after(host->timeout());
+  MUSTER_ASSIGN(auto communicator, Communicator::form(*library, *host, deadline));
+  auto group = std::make_unique<NcclGroup>(std::move(host), std::move(communicator), std::move(device));
+  MUSTER_TRY(group->watch_neighbors());
+  return group;
+}
+
+}  // namespace muster::nccl

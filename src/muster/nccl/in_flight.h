@@ -1,0 +1,60 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "muster/group/work_state.h"
+#include "muster/nccl/device.h"
+
+namespace muster::nccl {
+
+/// The operations that a stream has and that have not ended, in their order. Finishes each Work once the device has
+/// passed its event. A thread looks for that, and so does each thread that waits for a Work. Thread-safe.
+class InFlight final : public WorkDriver, public std::enable_shared_from_this<InFlight> {
+ public:
+  struct Entry {
+    std::shared_ptr<Work::State> work;
+    std::unique_ptr<Device::Event> event;
+    TimePoint deadline;
+    std::function<std::string()> describe;       ///< the call, for errors
+    std::function<void(const Result<>&)> ended;  ///< before the Work is finished; may be null
+  };
+  /// Called when an operation has not ended by its deadline, or when `check` has an error. Must end the kernels.
+  using Failed = std::function<void(const Error& why)>;
+
+  /// `check`: why the operations in flight will not end, if so.
+  InFlight(std::function<Result<>()> check, Failed failed);
+  ~InFlight() override;
+
+  Work add(Entry entry, uint64_t sequence);
+  /// Finishes all operations with `why`, after end_kernels(): until then a kernel may use the memory. An operation
+  /// whose kernel ends in end_kernels() has failed, too.
+  void fail(const Error& why, const std::function<void()>& end_kernels);
+  bool wait_until_empty(const Deadline& deadline);
+  /// Ends the thread.
+  void stop();
+
+  // WorkDriver
+  void drive(Work::State& state, const Deadline& deadline) override;
+
+ private:
+  void run();
+  void poll();
+  std::optional<Error> find_failure();
+
+  const std::function<Result<>()> check_;
+  const Failed failed_;
+  std::mutex mutex_;  ///< guards all fields below
+  std::condition_variable changed_;
+  std::deque<Entry> entries_;
+  bool stopping_ = false;
+  std::thread thread_;  ///< started with the first operation
+};
+
+}  // namespace muster::nccl

@@ -1,0 +1,202 @@
+// NCCL's functions, as libnccl.so has them, over the ranks of one host. MUSTER_NCCL_LIBRARY names this library in
+// tests.
+//
+// Like NCCL: calls give kernels to a stream and return; calls in a group become one kernel; ncclCommAbort() ends
+// kernels that wait for a peer; a communicator that is not blocking is in progress until all ranks have come.
+//
+// FAKE_NCCL_VERSION=22005 is the version that it says it is. fake_nccl_let_next_kernel(1) makes the next kernel of this
+// process hang until its communicator is aborted. (2) does so, too, and the communicator has an error.
+#include <fmt/format.h>
+
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "device/stream_handle.h"
+#include "muster/base/random.h"
+#include "nccl/operations.h"
+
+namespace muster::fake_nccl {
+namespace {
+
+using device_double::StreamHandle;
+
+constexpr int kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5;
+constexpr Dtype kTypes[] = {Dtype::kInt8,   Dtype::kUint8,   Dtype::kInt32,   Dtype::kUint32,  Dtype::kInt64,
+                            Dtype::kUint64, Dtype::kFloat16, Dtype::kFloat32, Dtype::kFloat64, Dtype::kBfloat16};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kAverage};
+constexpr int kOwnOps = 5;
+
+struct Handle {
+  std::shared_ptr<Communicator> communicator;
+  std::vector<double> factors;  ///< of the operations that were made
+};
+
+struct Call {
+  Handle* handle;
+  StreamHandle* stream;
+  Operation operation;
+};
+
+thread_local int depth = 0;
+thread_local std::vector<Call> grouped;
+std::atomic<int> next_kernel = 0;  ///< 1: hangs; 2: and has an error
+
+void wait_for_abort(const Communicator& communicator) {
+  while (!communicator.aborted) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // tidy: allow(sleep) a kernel that hangs
+  }
+}
+
+void launch(StreamHandle* stream, const std::shared_ptr<Communicator>& communicator,
+            std::vector<Operation> operations) {
+  struct Kernel {
+    std::shared_ptr<Communicator> communicator;
+    std::vector<Operation> operations;
+  };
+  for (Operation& each : operations) {
+    each.from = stream->kernel_address(const_cast<void*>(each.from));
+    each.to = stream->kernel_address(each.to);
+  }
+  const auto run_kernel = [](void* argument) {
+    const std::unique_ptr<Kernel> kernel(static_cast<Kernel*>(argument));
+    Communicator& used = *kernel->communicator;
+    const int what = next_kernel.exchange(0);
+    if (what == 2) used.error = Communicator::kRemoteError;
+    what == 0 ? static_cast<void>(run(used, kernel->operations)) : wait_for_abort(used);
+  };
+  stream->enqueue(stream, run_kernel, new Kernel{communicator, std::move(operations)});
+}
+
+int end_group() {
+  std::vector<Call> calls = std::exchange(grouped, {});
+  while (!calls.empty()) {  // a kernel for each communicator and stream
+    const Call first = calls.front();
+    std::vector<Operation> operations;
+    std::erase_if(calls, [&](const Call& call) {
+      const bool same = call.handle == first.handle && call.stream == first.stream;
+      if (same) operations.push_back(call.operation);
+      return same;
+    });
+    launch(first.stream, first.handle->communicator, std::move(operations));
+  }
+  return kSuccess;
+}
+
+int add(Handle* handle, void* stream, Operation operation, int type, int op = 0) {
+  if (handle == nullptr || stream == nullptr || type < 0 || type >= static_cast<int>(std::size(kTypes))) {
+    return kInvalidArgument;
+  }
+  operation.dtype = kTypes[type];
+  if (op < kOwnOps) {
+    operation.op = kOps[op];
+  } else {
+    operation.factor = handle->factors.at(static_cast<size_t>(op - kOwnOps));
+  }
+  if (handle->communicator->error == Communicator::kInProgress) return kInvalidUsage;
+  grouped.push_back({handle, static_cast<StreamHandle*>(stream), operation});
+  return depth == 0 ? end_group() : kSuccess;
+}
+
+}  // namespace
+}  // namespace muster::fake_nccl
+
+using muster::fake_nccl::add;
+using muster::fake_nccl::Communicator;
+using muster::fake_nccl::Handle;
+using muster::fake_nccl::Kind;
+
+extern "C" {
+
+struct UniqueId {
+  char bytes[128];
+};
+
+int ncclGetVersion(int* version) {
+  *version = 22703;
+  if (const char* const given = std::getenv("FAKE_NCCL_VERSION")) {
+    (void)std::from_chars(given, given + std::strlen(given), *version);
+  }
+  return 0;
+}
+
+void fake_nccl_let_next_kernel(int what) { muster::fake_nccl::next_kernel = what; }
+
+int ncclGetUniqueId(UniqueId* id) {
+  uint64_t random = 0;
+  muster::fill_secure_random({reinterpret_cast<uint8_t*>(&random), sizeof random});
+  *id = {};
+  const std::string name = fmt::format("/fake_nccl_{:016x}", random);
+  std::memcpy(id->bytes, name.data(), name.size());
+  return 0;
+}
+
+const char* ncclGetErrorString(int code) {
+  return code == Communicator::kRemoteError ? "remote process exited or there was a network error" : "an error";
+}
+const char* ncclGetLastError(void*) { return ""; }
+
+int ncclCommInitRankConfig(Handle** made, int size, UniqueId id, int rank, void* /*config*/) {
+  const auto communicator = std::make_shared<Communicator>(std::string(id.bytes), size, rank);
+  *made = new Handle{communicator, {}};
+  std::thread([communicator] { communicator->connect(); }).detach();  // tidy: allow(detach) ends when all have come
+  return Communicator::kInProgress;
+}
+
+int ncclCommGetAsyncError(Handle* handle, int* error) {
+  *error = handle->communicator->error;
+  return 0;
+}
+int ncclCommFinalize(Handle*) { return 0; }
+int ncclCommDestroy(Handle* handle) {
+  delete handle;
+  return 0;
+}
+int ncclCommAbort(Handle* handle) {
+  handle->communicator->aborted = true;
+  delete handle;
+  return 0;
+}
+
+int ncclGroupStart() {
+  ++muster::fake_nccl::depth;
+  return 0;
+}
+int ncclGroupEnd() { return --muster::fake_nccl::depth == 0 ? muster::fake_nccl::end_group() : 0; }
+
+int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, Handle* handle, void* stream) {
+  return add(handle, stream, {.kind = Kind::kAllReduce, .from = from, .to = to, .count = count}, type, op);
+}
+int ncclReduce(const void* from, void* to, size_t count, int type, int op, int root, Handle* handle, void* stream) {
+  return add(handle, stream, {.kind = Kind::kReduce, .from = from, .to = to, .count = count, .peer = root}, type, op);
+}
+int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, Handle* handle, void* stream) {
+  return add(handle, stream, {.kind = Kind::kBroadcast, .from = from, .to = to, .count = count, .peer = root}, type);
+}
+int ncclAllGather(const void* from, void* to, size_t count, int type, Handle* handle, void* stream) {
+  return add(handle, stream, {.kind = Kind::kAllGather, .from = from, .to = to, .count = count}, type);
+}
+int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, Handle* handle, void* stream) {
+  return add(handle, stream, {.kind = Kind::kReduceScatter, .from = from, .to = to, .count = count}, type, op);
+}
+int ncclSend(const void* from, size_t count, int type, int peer, Handle* handle, void* stream) {
+  return add(handle, stream, {.kind = Kind::kSend, .from = from, .count = count, .peer = peer}, type);
+}
+int ncclRecv(void* to, size_t count, int type, int peer, Handle* handle, void* stream) {
+  return add(handle, stream, {.kind = Kind::kReceive, .to = to, .count = count, .peer = peer}, type);
+}
+
+int ncclRedOpCreatePreMulSum(int* op, void* factor, int type, int /*residence*/, Handle* handle) {
+  using muster::Dtype;
+  const bool is_double = muster::fake_nccl::kTypes[type] == Dtype::kFloat64;
+  handle->factors.push_back(is_double ? *static_cast<double*>(factor) : *static_cast<float*>(factor));
+  *op = muster::fake_nccl::kOwnOps + static_cast<int>(handle->factors.size()) - 1;
+  return 0;
+}
+int ncclRedOpDestroy(int, Handle*) { return 0; }
+
+}  // extern "C"

@@ -1,0 +1,193 @@
+// Groups over NCCL, with the fake of this folder.
+#include "muster/nccl/group.h"
+
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "contract/group_contract.h"
+#include "device/stream.h"
+
+namespace muster {
+namespace {
+
+using device_double::Event;
+using device_double::Stream;
+using testing::HasSubstr;
+
+/// A device whose memory is the host's. Each thread has a stream of its own.
+class TestDevice final : public nccl::Device {
+ public:
+  nccl::Stream stream() override { return static_cast<device_double::StreamHandle*>(&current()); }
+  std::unique_ptr<Device::Event> record() override {
+    auto made = std::make_unique<Recorded>();
+    made->event.record(current());
+    return made;
+  }
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    Stream* const stream = &current();
+    return {std::malloc(bytes), [stream](void* memory) { stream->enqueue([memory] { std::free(memory); }); }};
+  }
+  void copy(void* to, const void* from, size_t bytes) override {
+    current().launch([=] { std::memcpy(to, from, bytes); });
+  }
+
+ private:
+  struct Recorded final : Device::Event {
+    bool reached() override { return event.reached(); }
+    device_double::Event event;
+  };
+  static Stream& current() {
+    static thread_local Stream& own = device_double::stream(0, device_double::new_stream_number());
+    return own;
+  }
+};
+
+std::unique_ptr<Group> form(Store& store, Rank rank, int size, Duration timeout = 60s) {
+  auto host = Group::form(store, {rank, size, "test", 0}, test::options_for("shm,unix", timeout));
+  EXPECT_TRUE(host) << host.error().to_string();
+  auto group = nccl::form_group(std::move(*host), std::make_shared<TestDevice>());
+  EXPECT_TRUE(group) << group.error().to_string();
+  return group ? std::move(*group) : nullptr;
+}
+
+void run_on_device(int size, const std::function<void(Group&)>& body, Duration timeout = 60s) {
+  const auto store = memory_store();
+  test::run_ranks(size, [&](Rank rank) {
+    const auto handle = store->clone();
+    const auto group = form(**handle, rank, size, timeout);
+    ASSERT_TRUE(group);
+    body(*group);
+    (void)group->barrier();  // no rank leaves while another still works
+  });
+}
+
+const GroupKind kNccl{"Nccl", [](Rank) { return GroupOptions{}; },
+                      [](int size, const std::function<void(Group&)>& body) { run_on_device(size, body); },
+                      /*has_bitwise_reductions=*/false};
+INSTANTIATE_TEST_SUITE_P(Nccl, GroupContract, group_sizes(kNccl, {1, 2, 3, 5}), group_name);
+
+BufferView view(std::vector<float>& data) { return {data.data(), data.size(), Dtype::kFloat32}; }
+
+TEST(NcclGroup, MessagesArriveInTheirOrder) {
+  run_on_device(3, [](Group& group) {
+    const Rank rank = group.membership().rank;
+    std::vector<float> sent(200'000, static_cast<float>(rank)), received(200'000, -1);
+    if (rank == 0) {
+      ASSERT_TRUE(group.send(view(sent), 1, 0).wait());
+      ASSERT_TRUE(group.receive(view(received), 2, 0).wait());
+    } else {
+      ASSERT_TRUE(group.receive(view(received), rank - 1, 0).wait());
+      ASSERT_TRUE(group.send(view(sent), (rank + 1) % 3, 0).wait());
+    }
+    EXPECT_EQ(received[199'999], static_cast<float>((rank + 2) % 3));
+  });
+}
+
+TEST(NcclGroup, RefusesWhatNcclDoesNotHave) {
+  run_on_device(2, [](Group& group) {
+    std::vector<float> data(4, 1);
+    const auto error = [](const Work& work) { return work.wait().error(); };
+    EXPECT_THAT(error(group.send(view(data), 1, 7)).message, HasSubstr("use tag 0"));
+    EXPECT_THAT(error(group.receive(view(data), kAnyRank, 0)).message, HasSubstr("name one"));
+    EXPECT_THAT(error(group.send(view(data), 9, 0)).message, HasSubstr("the group's ranks are 0 to 1"));
+    std::vector<int32_t> bits(4, 1);
+    const Error refused = error(group.all_reduce({bits.data(), 4, Dtype::kInt32}, ReduceOp::kBitAnd));
+    EXPECT_EQ(refused.code, ErrorCode::kUnsupported);
+    EXPECT_THAT(refused.message, HasSubstr("NCCL cannot reduce int32 by band"));
+    ASSERT_TRUE(group.all_reduce(view(data), ReduceOp::kSum).wait()) << "the group stays usable";
+    EXPECT_EQ(data[0], 2);
+  });
+}
+
+TEST(NcclGroup, SplitsAndKeepsItsName) {
+  const auto store = memory_store();
+  test::run_ranks(3, [&](Rank rank) {
+    const auto handle = store->clone();
+    const auto group = form(**handle, rank, 3);
+    const auto part = group->split(**handle, rank % 2, 0, "parity");
+    ASSERT_TRUE(part) << part.error().to_string();
+    std::vector<float> data{static_cast<float>(rank)};
+    ASSERT_TRUE((*part)->all_reduce(view(data), ReduceOp::kSum).wait());
+    EXPECT_EQ(data[0], rank == 1 ? 1 : 2);
+    EXPECT_EQ((*part)->membership().size, rank == 1 ? 1 : 2);
+    EXPECT_EQ((*part)->transport(), "nccl");
+    (void)group->barrier();
+  });
+}
+
+TEST(NcclGroup, ARankThatDoesNotComeEndsTheCallOfTheOthersInTime) {
+  run_on_device(
+      2,
+      [](Group& group) {
+        std::vector<float> data(4, 1);
+        if (group.membership().rank == 1) {
+          while (group.status()) (void)group.wait_for_pending(Deadline::after(1ms));
+          return;
+        }
+        const auto result = group.all_reduce(view(data), ReduceOp::kSum, {.timeout = 300ms}).wait();
+        ASSERT_FALSE(result);
+        EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
+        EXPECT_THAT(result.error().to_string(), HasSubstr("all_reduce #1 (float32[4], sum)"));
+        EXPECT_FALSE(group.status());
+        EXPECT_FALSE(group.barrier().wait());
+      },
+      20s);
+}
+
+void let_next_kernel(int what) {
+  void* const fake = dlopen(std::getenv("MUSTER_NCCL_LIBRARY"), RTLD_NOW);
+  reinterpret_cast<void (*)(int)>(dlsym(fake, "fake_nccl_let_next_kernel"))(what);
+}
+
+TEST(NcclGroup, AnErrorOfTheNetworkEndsTheGroupAtAllRanks) {
+  run_on_device(3, [](Group& group) {
+    std::vector<float> data(1000, 1);
+    ASSERT_TRUE(group.all_reduce(view(data), ReduceOp::kSum).wait());
+    if (group.membership().rank == 0) let_next_kernel(2);
+    const auto result = group.all_reduce(view(data), ReduceOp::kSum).wait();
+    ASSERT_FALSE(result);
+    EXPECT_THAT(result.error().to_string(), HasSubstr("remote process exited or there was a network error"));
+    EXPECT_THAT(result.error().to_string(), HasSubstr("all_reduce #2"));
+    EXPECT_FALSE(group.status());
+  });
+}
+
+TEST(NcclGroup, AKernelThatHangsIsEndedAtItsDeadline) {
+  run_on_device(2, [](Group& group) {
+    std::vector<float> data(1000, 1);
+    if (group.membership().rank == 0) let_next_kernel(1);
+    const Work work = group.all_reduce(view(data), ReduceOp::kSum, {.timeout = 200ms, .async = true});
+    EXPECT_FALSE(work.wait());
+    EXPECT_FALSE(group.status());
+  });
+}
+
+TEST(NcclGroup, ARankThatLeavesEndsTheCallsOfTheOthers) {
+  run_on_device(3, [](Group& group) {
+    if (group.membership().rank == 2) return group.leave();
+    std::vector<float> data(1000, 1);
+    const auto result = group.all_reduce(view(data), ReduceOp::kSum, {.timeout = 2s}).wait();
+    ASSERT_FALSE(result);
+    EXPECT_FALSE(group.status());
+  });
+}
+
+TEST(NcclGroup, ALibraryThatIsTooOldOrMissingIsRefused) {
+  // In processes of their own, because the library is loaded once.
+  const auto load = [](const char* variable, const char* value) {
+    setenv(variable, value, 1);
+    const auto library = nccl::Library::get();
+    std::fprintf(stderr, "%s\n", library ? "loaded" : library.error().to_string().c_str());
+    std::_Exit(0);
+  };
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(load("FAKE_NCCL_VERSION", "22005"), testing::ExitedWithCode(0), "is NCCL 2.20.5; muster needs 2.21.0");
+  EXPECT_EXIT(load("MUSTER_NCCL_LIBRARY", "/nowhere/libnccl.so"), testing::ExitedWithCode(0),
+              "NCCL cannot be loaded: /nowhere/libnccl.so");
+}
+
+}  // namespace
+}  // namespace muster
