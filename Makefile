@@ -52,7 +52,7 @@ lint: setup
 RUN_PYTEST := --summary '(passed|skipped).* in ' -- python3 -m pytest -n $(shell expr $(JOBS) + 2) --dist loadfile --no-loadscope-reorder
 test: lint build
 	@$(STAGE) ctest --summary 'tests passed|Total Test time' -- ctest --preset release -j $$(($(JOBS) + 4))
-	@$(STAGE) pytest $(RUN_PYTEST) tests/python -m 'not slow' $(PYTEST)
+	@$(STAGE) pytest $(RUN_PYTEST) tests/python -m 'not slow and not weekly' $(PYTEST)
 
 test-slow: build
 	@$(STAGE) "slow pytest" $(RUN_PYTEST) -m slow $(PYTEST)
@@ -118,6 +118,7 @@ matrix:
 SEED ?= $(shell date +%Y%m%d)
 ROUNDS ?= 50000
 nightly: build peer
+	@$(STAGE) "weekly pytest" $(RUN_PYTEST) tests/python -m weekly $(PYTEST)
 	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated crashes" \
 	  -- build/release/tests/collective/simulation_test --gtest_filter='*Crashes*:*CutOff*'
 	@MUSTER_SEED=$(SEED) MUSTER_ROUNDS=$(ROUNDS) $(STAGE) "simulated tiers" -- build/release/tests/sim/store_tier_linear_test

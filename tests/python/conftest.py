@@ -79,10 +79,23 @@ SLOW_FILES = (
 )
 
 
+# Each of these takes minutes. `make test-slow` leaves them to `make nightly`.
+WEEKLY = (
+    "test_bench_graph.py",
+    "test_bench_processes.py",
+    "test_bench_rpc.py",
+    "test_graph_random.py::test_random_graphs[any order]",
+    "test_graph_ranks.py::test_a_mesh_of_1024_ranks_never_waits_for_ever",
+    "test_install.py::test_installed_headers_of_the_core_compile",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"test_{name}": place for place, name in enumerate(SLOW_FILES)}
     for item in items:
-        if item.path.stem in places:
+        if f"{item.path.name}::{item.name}".startswith(WEEKLY):
+            item.add_marker(pytest.mark.weekly)
+        elif item.path.stem in places:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 

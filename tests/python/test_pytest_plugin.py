@@ -167,8 +167,9 @@ def test_failures_are_shown(suite: Callable[..., Job]) -> None:
     assert '    def helper(number):\n>       raise ValueError(f"bad {number}")\nE       ValueError: bad 3' in first
     assert ">           helper(3)" in first and "muster_pytest" not in first
     assert "rank 2 failed first; the other ranks" in first
-    for rank in (0, 1, 3):
-        assert re.search(rf"^rank {rank}: muster\.errors\.\w*Error: .*rank 2", first, re.MULTILINE), first
+    for rank in (0, 1, 3):  # on a machine that is busy, a rank may not have ended in time
+        line = rf"^rank {rank}: (muster\.errors\.\w*Error: .*rank 2|had not ended$)"
+        assert re.search(line, first, re.MULTILINE), first
     for rank in range(4):
         assert f"- Captured stdout of rank {rank} call -" in first and f"\noutput of {rank}\n" in first
         assert f"- Captured stderr of rank {rank} call -" in first and f"\nerror of {rank}" in first
