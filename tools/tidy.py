@@ -42,7 +42,7 @@ LAYERS = {
     "steps": ["group"],
     "launch": ["store"],
     "cli": ["launch", "group", "rpc"],
-    "torch": ["group", "rpc", "steps", "store"],
+    "torch": ["group", "nccl", "rpc", "steps", "store"],
 }
 # A header at the top of a layer's folder is public. A header in a subfolder is private unless it is listed here.
 PUBLIC_HEADERS = {

@@ -8,8 +8,10 @@
 // process hang until its communicator is aborted. (2) does so, too, and the communicator has an error.
 #include <fmt/format.h>
 
+#include <bit>
 #include <charconv>
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -45,6 +47,15 @@ struct Call {
 thread_local int depth = 0;
 thread_local std::vector<Call> grouped;
 std::atomic<int> next_kernel = 0;  ///< 1: hangs; 2: and has an error
+
+double value_of(const void* number, Dtype dtype) {
+  if (dtype == Dtype::kFloat64) return *static_cast<const double*>(number);
+  if (dtype == Dtype::kFloat32) return *static_cast<const float*>(number);
+  const uint16_t bits = *static_cast<const uint16_t*>(number);
+  if (dtype == Dtype::kBfloat16) return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+  const int exponent = (bits >> 10 & 0x1F) - 15;  // a normal float16
+  return std::ldexp(1 + (bits & 0x3FF) / 1024.0, exponent) * ((bits & 0x8000) != 0 ? -1 : 1);
+}
 
 void wait_for_abort(const Communicator& communicator) {
   while (!communicator.aborted) {
@@ -191,9 +202,7 @@ int ncclRecv(void* to, size_t count, int type, int peer, Handle* handle, void* s
 }
 
 int ncclRedOpCreatePreMulSum(int* op, void* factor, int type, int /*residence*/, Handle* handle) {
-  using muster::Dtype;
-  const bool is_double = muster::fake_nccl::kTypes[type] == Dtype::kFloat64;
-  handle->factors.push_back(is_double ? *static_cast<double*>(factor) : *static_cast<float*>(factor));
+  handle->factors.push_back(muster::fake_nccl::value_of(factor, muster::fake_nccl::kTypes[type]));
   *op = muster::fake_nccl::kOwnOps + static_cast<int>(handle->factors.size()) - 1;
   return 0;
 }

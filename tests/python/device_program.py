@@ -1,6 +1,11 @@
 """A rank of test_devices.py. `muster run` starts it with the name of one of the functions below."""
 
+import ctypes
+import os
+import signal
 import sys
+import time
+from datetime import timedelta
 
 import device_double
 import pytest
@@ -11,6 +16,7 @@ import torch.distributed as dist
 import muster
 
 DELAY = 20  # milliseconds
+NOT_REDUCED_BY_NCCL = (torch.int16, torch.uint16, torch.complex32)
 
 
 def on_device(*shape: int, value: float) -> torch.Tensor:
@@ -20,6 +26,8 @@ def on_device(*shape: int, value: float) -> torch.Tensor:
 def torchs_calls(rank: int) -> None:
     """What test_backend_collectives.py does with tensors of the CPU, with tensors of the device."""
     torch.set_default_device(device_double.DEVICE)
+    if os.environ["MUSTER_NCCL_LIBRARY"]:
+        collectives.REDUCED = [dtype for dtype in collectives.REDUCED if dtype not in NOT_REDUCED_BY_NCCL]
     collectives.check_moves_at_rank(rank)
     collectives.reductions(rank)
     for check in (
@@ -116,24 +124,81 @@ def groups(rank: int) -> None:
 
 
 def errors(rank: int) -> None:
+    """Of a group whose tensors go through the host."""
     with pytest.raises(NotImplementedError, match="a tensor on meta has no data"):
         muster.group().all_reduce(torch.empty(3, device="meta"))
     with pytest.raises(muster.MismatchError, match=r"all_reduce #1 \(float32\[4\], sum\)"):
         dist.all_reduce(torch.ones(3 + rank % 2, device=device_double.DEVICE))
 
 
-def died(rank: int) -> None:
+def left(rank: int) -> None:
     """Rank 1 ends while the others wait for it."""
     tensor = torch.ones(1000, device=device_double.DEVICE)
+    dist.all_reduce(tensor)
     if rank == 1:
         sys.exit(0)
-    with pytest.raises(muster.errors.Error, match=r"rank 1 .* has left the group"):
+    with pytest.raises(muster.errors.Error, match="rank 1"):
+        all_reduce_until_it_fails(tensor)
+
+
+def killed(rank: int) -> None:
+    tensor = torch.ones(1000, device=device_double.DEVICE)
+    dist.all_reduce(tensor)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends the other ranks
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(muster.errors.Error, match="rank 1"):
+        all_reduce_until_it_fails(tensor)
+    print(f"rank {rank} has seen it")
+
+
+def all_reduce_until_it_fails(tensor: torch.Tensor) -> None:
+    """On a device, a call fails if an earlier one has failed."""
+    for _ in range(1000):
         dist.all_reduce(tensor)
+        torch.accelerator.synchronize()
+
+
+def kernel_that_hangs(rank: int) -> None:
+    """A rank's kernel never ends. All ranks get an error at the deadline, and the device is free again."""
+    tensor = torch.ones(1000, device=device_double.DEVICE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        ctypes.CDLL(os.environ["MUSTER_NCCL_LIBRARY"]).fake_nccl_let_next_kernel(1)
+    work = muster.group().all_reduce(tensor, async_op=True, timeout=1)
+    assert work is not None
+    torch.accelerator.synchronize()
+    with pytest.raises(muster.errors.Error, match=r"all_reduce #2 \(float32\[1000\], sum\)"):
+        work.wait(timedelta(seconds=30))
+    with pytest.raises(muster.errors.Error):
+        dist.all_reduce(tensor)
+
+
+def nccl(rank: int) -> None:
+    """Which calls go over NCCL, and the order of kernels without a wait on the host."""
+    size = dist.get_world_size()
+    device_double.set_kernel_delay(DELAY)
+    tensor = torch.ones(1000, device=device_double.DEVICE)
+    began = time.monotonic()
+    for _ in range(5):
+        dist.all_reduce(tensor)
+    launched = time.monotonic() - began
+    assert tensor.cpu().unique().tolist() == [float(size**5)]
+    assert launched < time.monotonic() - began
+    mixed = [torch.ones(3, device=device_double.DEVICE), *(torch.ones(3) for _ in range(size - 1))]
+    with pytest.raises(ValueError, match="this tensor is on cpu"):
+        dist.all_gather(mixed, mixed[0])
+    with pytest.raises(NotImplementedError, match="NCCL cannot reduce int32 by band"):
+        dist.all_reduce(torch.ones(3, dtype=torch.int32, device=device_double.DEVICE), op=dist.ReduceOp.BAND)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [size] * 3, "the CPU's tensors go over muster"
 
 
 if __name__ == "__main__":
     device_double.load()
     dist.init_process_group("muster")
     globals()[sys.argv[1]](dist.get_rank())
-    if sys.argv[1] != "died":
+    if sys.argv[1] not in ("left", "killed", "kernel_that_hangs"):
         dist.destroy_process_group()

@@ -1,10 +1,9 @@
-"""Tensors on a device without a collective library. tests/torch/device_double stands for the device."""
+"""Tensors on a device. tests/torch/device_double stands for the device, and tests/nccl for NCCL."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,33 @@ import pytest
 PROGRAM = Path(__file__).with_name("device_program.py")
 
 
-@pytest.mark.parametrize("function", ["torchs_calls", "streams", "two_devices", "ddp", "groups", "errors", "died"])
-def test_tensors_on_a_device(function: str, built_programs: Callable[..., Path]) -> None:
-    command = ["muster", "run", "--nproc-per-node", "3", str(PROGRAM), function]
-    done = subprocess.run(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
-    )
+def run(function: str, library: str = "") -> subprocess.CompletedProcess[str]:
+    command = ["muster", "run", "--nproc-per-node", "3", "--shutdown-timeout", "60", str(PROGRAM), function]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MUSTER_NCCL_LIBRARY": library}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def fake_nccl(release_build: Path) -> str:
+    return str(release_build / "tests/nccl/libfake_nccl.so")
+
+
+@pytest.mark.parametrize("function", ["torchs_calls", "streams", "two_devices", "ddp", "groups", "errors", "left"])
+def test_tensors_go_through_the_host(function: str, built_programs: Path) -> None:
+    done = run(function)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "function", ["torchs_calls", "streams", "two_devices", "ddp", "groups", "left", "kernel_that_hangs", "nccl"]
+)
+def test_tensors_go_over_nccl(function: str, fake_nccl: str, built_programs: Path) -> None:
+    done = run(function, fake_nccl)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_death_of_a_rank_ends_the_calls_over_nccl(fake_nccl: str, built_programs: Path) -> None:
+    done = run("killed", fake_nccl)
+    assert done.returncode != 0
+    output = done.stdout + done.stderr
+    assert all(f"rank {rank} has seen it" in output for rank in (0, 2)), output

@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "muster/kernels/reduce.h"
+
 namespace muster::nccl {
 namespace {
 
@@ -159,19 +161,29 @@ class CollectiveCall {
   }
 
   Result<int> premultiplied(const Element& element) const {
-    // NCCL reads the factor in the element's type.
+    // NCCL reads the factor in the element's type: as many bytes of a one, times the factor.
     union {
+      uint16_t half;
       float single;
       double wide;
     } factor;
-    if (element.type == Type::kFloat64) {
-      factor.wide = operation_.factor;
-    } else if (element.type == Type::kFloat32) {
-      factor.single = static_cast<float>(operation_.factor);
-    } else {
-      return fail(ErrorCode::kUnsupported,
-                  fmt::format("premul_sum of {} is not supported over NCCL: use float32", name(call().dtype)));
+    switch (element.type) {
+      case Type::kFloat16:
+        factor.half = 0x3C00;
+        break;
+      case Type::kBfloat16:
+        factor.half = 0x3F80;
+        break;
+      case Type::kFloat32:
+        factor.single = 1;
+        break;
+      case Type::kFloat64:
+        factor.wide = 1;
+        break;
+      default:
+        return fail(ErrorCode::kUnsupported, fmt::format("NCCL cannot reduce {} by premul_sum", name(call().dtype)));
     }
+    scale(&factor, &factor, 1, call().dtype, operation_.factor);
     int op = 0;
     constexpr int kOnHost = 1;  // ncclScalarHostImmediate
     MUSTER_TRY(

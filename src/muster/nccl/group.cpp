@@ -23,6 +23,8 @@ namespace {
 
 /// How long operations in flight may take to end when their group is left.
 constexpr Duration kEndTime = 10s;
+/// How long operations in flight may go on after a rank has left.
+constexpr Duration kLeaveGrace = 2s;
 /// Of the first message to each neighbor, and of one that never comes.
 constexpr uint32_t kHelloTag = 0xffff'fff0, kWatchTag = 0xffff'fff1;
 constexpr int kChildren = 4;  ///< of a rank in the tree in which ranks watch each other
@@ -184,10 +186,15 @@ class NcclGroup final : public Group {
     in_flight_->fail(*why, [&] { close(*why); });
     return tl::unexpected(*why);
   }
-  /// Why operations in flight will not end, if so. A rank that has left may have done its part before.
+  /// Why operations in flight will not end, if so. A rank that has left may have done its part before. Only for the
+  /// thread of in_flight_.
   Result<> check() {
     MUSTER_TRY(status());
-    return communicator_->status();
+    MUSTER_TRY(communicator_->status());
+    const std::optional<Error> why = lost_rank();
+    if (!why) return {};
+    if (!left_since_) left_since_ = steady_clock().now();
+    return steady_clock().now() - *left_since_ < kLeaveGrace ? Result<>{} : tl::unexpected(*why);
   }
   /// How a neighbor left or died, or why it has aborted the group.
   std::optional<Error> lost_rank() const {
@@ -247,7 +254,8 @@ class NcclGroup final : public Group {
   std::shared_ptr<CompletionHook> hook_;
   const std::shared_ptr<InFlight> in_flight_;
   uint8_t never_ = 0;
-  std::vector<Work> watched_;  ///< constant once the group is formed
+  std::optional<TimePoint> left_since_;  ///< only for check()
+  std::vector<Work> watched_;            ///< constant once the group is formed
 };
 
 }  // namespace

@@ -1,10 +1,14 @@
 #include "muster/torch/backend.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Event.h>
 #include <unistd.h>
+
+#include <numeric>
 
 #include "muster/torch/c10d/allocator.h"
 #include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/staging.h"
 #include "muster/torch/c10d/sync_call.h"
 #include "muster/torch/store.h"
 
@@ -52,13 +56,17 @@ ProcessGroupMuster::ProcessGroupMuster(std::unique_ptr<Store> store, std::unique
 
 void ProcessGroupMuster::release_resources() {
   if (!group_) return;  // released before
+  std::unique_ptr<Group> on_device = device_group_ && *device_group_ ? std::move((*device_group_)->group) : nullptr;
   if (getpid() != process_) {
     // A forked child has the group's memory but not its threads: destroying the group would wait for them forever.
+    static_cast<void>(on_device.release());
     static_cast<void>(group_.release());
     static_cast<void>(store_.release());
   } else if (callbacks_.released) {
+    if (on_device) callbacks_.released(nullptr, std::move(on_device));
     callbacks_.released(std::move(store_), std::move(group_));
   } else {
+    on_device.reset();
     group_.reset();
     store_.reset();
   }
@@ -77,9 +85,10 @@ void ProcessGroupMuster::setTimeout(Milliseconds timeout) {
 }
 
 muster::Work ProcessGroupMuster::submit(TensorRequest& request, const CallOptions& options) {
+  Group& group = request.device_group != nullptr ? *request.device_group->group : *group_;
   auto& operations = request.operations;
-  if (operations.size() == 1) return group_->submit(std::move(operations.front()), options);
-  return group_->submit(
+  if (operations.size() == 1) return group.submit(std::move(operations.front()), options);
+  return group.submit(
       std::vector<Operation>(std::make_move_iterator(operations.begin()), std::make_move_iterator(operations.end())),
       options);
 }
@@ -91,7 +100,14 @@ ProcessGroupMuster::Handle ProcessGroupMuster::launch(TensorRequest&& request, a
     block_->request().join(std::move(request));
     return block_;
   }
-  const CallOptions options{.timeout = timeout_or_default(timeout), .async = request.async};
+  const bool on_device = request.device_group != nullptr;
+  const CallOptions options{.timeout = timeout_or_default(timeout), .async = request.async || on_device};
+  if (on_device && !request.async) {
+    const auto work = c10::make_intrusive<TensorWork>(rank_, std::move(request), inputs, pending_);
+    start(work, options);
+    work->wait();
+    return nullptr;
+  }
   if (request.async) {
     auto work = c10::make_intrusive<TensorWork>(rank_, std::move(request), inputs, pending_);
     start(work, options);
@@ -117,13 +133,34 @@ void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const
     }
   }
   uint64_t sequence = 0;
-  if (!request.operations.empty()) {
+  if (!request.operations.empty() && request.device_group != nullptr) {
+    const c10::Stream& stream = request.device_group->stream;
+    c10::Event inputs(stream.device_type());
+    inputs.record(current_stream(stream.device()));
+    inputs.block(stream);
+    const StreamScope scope(stream);
+    parts.push_back(submit(request, options));
+    sequence = parts.back().sequence();
+    request.copy_back();
+    work->end_on_stream(stream);
+  } else if (!request.operations.empty()) {
     parts.push_back(submit(request, options));
     sequence = parts.back().sequence();
   }
   if (parts.size() == 1 && was_rejected(parts.front())) value_or_throw(parts.front().result());
   // Messages have no sequence number: they use that of the last collective.
   TensorWork::start(work, std::move(parts), sequence != 0 ? sequence : group_->sequence());
+}
+
+DeviceGroup* ProcessGroupMuster::device_group(c10::Device device) {
+  const std::lock_guard lock(device_mutex_);
+  if (!device_group_) {
+    std::vector<Rank> ranks(static_cast<size_t>(size_));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    auto host = value_or_throw(group_->split(*store_, ranks, "device"));
+    device_group_ = form_device_group(std::move(host), device);
+  }
+  return device_group_->get();
 }
 
 TensorRequest ProcessGroupMuster::request_in_block(OpType type, const char* title) {

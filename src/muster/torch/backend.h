@@ -5,6 +5,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -12,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "muster/group/group.h"
+#include "muster/torch/c10d/device_group.h"
 #include "muster/torch/c10d/tensor_request.h"
 #include "muster/torch/c10d/torch_versions.h"
 #include "muster/torch/c10d/work.h"
@@ -174,9 +177,17 @@ class ProcessGroupMuster final : public c10d::Backend {
   TensorRequest request(OpType type, const char* title, bool async, at::TensorList outputs = {}) {
     TensorRequest made = coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
     if (made.async) made.outputs = outputs.vec();
+    made.find_device_group = [this](c10::Device device) { return device_group(device); };
     return made;
   }
   TensorRequest request_in_block(OpType type, const char* title);
+  /// Forms the group on the device at the first call: then all ranks must call it. Null: tensors go through the host.
+  DeviceGroup* device_group(c10::Device device);
+  /// That group, if it has been formed.
+  Group* group_on_device() {
+    const std::lock_guard lock(device_mutex_);
+    return device_group_ && *device_group_ ? (*device_group_)->group.get() : nullptr;
+  }
   Milliseconds timeout_or_default(Milliseconds timeout) const {
     return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
   }
@@ -193,6 +204,8 @@ class ProcessGroupMuster final : public c10d::Backend {
 
   std::unique_ptr<Store> store_;  // outlives the group, which may still use it
   std::unique_ptr<Group> group_;
+  std::mutex device_mutex_;                                   ///< guards the next field
+  std::optional<std::unique_ptr<DeviceGroup>> device_group_;  ///< empty until a tensor on a device has come
   std::atomic<Milliseconds> timeout_;
   std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const Callbacks callbacks_;

@@ -20,14 +20,17 @@ void ProcessGroupMuster::waitForPendingWorks() {
 }
 
 c10d::ErrorType ProcessGroupMuster::getError() {
-  const Result<> status = group_->status();
+  Result<> status = group_->status();
+  if (Group* const on_device = group_on_device(); status && on_device != nullptr) status = on_device->status();
   if (status) return c10d::ErrorType::SUCCESS;
   if (status.error().code == ErrorCode::kTimeout) return c10d::ErrorType::TIMEOUT;
   return status.error().code == ErrorCode::kPeerLost ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;
 }
 
 void ProcessGroupMuster::abort() {
-  group_->abort({ErrorCode::kAborted, "the process group was aborted by its user", rank_});
+  const Error why{ErrorCode::kAborted, "the process group was aborted by its user", rank_};
+  if (Group* const on_device = group_on_device()) on_device->abort(why);
+  group_->abort(why);
 }
 
 void ProcessGroupMuster::shutdown() {
@@ -35,9 +38,12 @@ void ProcessGroupMuster::shutdown() {
   constexpr std::chrono::seconds kGrace(10);
   if (getpid() != process_) return;
   if (!pending_->drain(kGrace)) {
-    group_->abort({ErrorCode::kAborted, "the process group was shut down with operations pending", rank_});
+    const Error why{ErrorCode::kAborted, "the process group was shut down with operations pending", rank_};
+    if (Group* const on_device = group_on_device()) on_device->abort(why);
+    group_->abort(why);
     pending_->drain(kGrace);
   }
+  if (Group* const on_device = group_on_device()) on_device->leave();
   group_->leave();  // needed because a model or a hook may still hold the group
 }
 

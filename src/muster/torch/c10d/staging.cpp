@@ -28,6 +28,13 @@ at::Tensor host_buffer(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.dtype()).pinned_memory(can_pin()));
 }
 
+at::Tensor bytes_at(void* data, size_t bytes, c10::Device device) {
+  return at::for_blob(data, {static_cast<int64_t>(bytes)})
+      .options(at::TensorOptions().dtype(at::kByte).device(device))
+      .target_device(device)
+      .make_tensor();
+}
+
 StreamScope::StreamScope(const c10::Stream& stream) : before_(guard_of(stream.device()).exchangeStream(stream)) {}
 StreamScope::~StreamScope() { guard_of(before_.device()).exchangeStream(before_); }
 

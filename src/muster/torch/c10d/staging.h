@@ -14,6 +14,9 @@ c10::Stream current_stream(c10::Device device);
 /// Contiguous memory of the host for the elements of `tensor`: pinned, if the device has such memory.
 at::Tensor host_buffer(const at::Tensor& tensor);
 
+/// Memory of a device as a tensor of bytes, which does not own it.
+at::Tensor bytes_at(void* data, size_t bytes, c10::Device device);
+
 /// Makes `stream` the current one of its device for this thread.
 class StreamScope {
  public:

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/device_group.h"
 #include "muster/torch/c10d/staging.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/tensor.h"
@@ -68,24 +70,46 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
+/// True if the operation takes the tensor's own memory, false if it takes memory of the host instead.
+bool TensorRequest::choose_memory(const at::Tensor& tensor) {
+  if (tensor.is_cpu() && device_group == nullptr) return uses_host_ = true;
+  if (!tensor.is_cpu() && device_group == nullptr && find_device_group) {
+    device_group = find_device_group(tensor.device());
+    check_argument(device_group == nullptr || !uses_host_, title, "some tensors are on the CPU and some on ",
+                   tensor.device(), ": one call over NCCL takes tensors of one device");
+  }
+  if (device_group == nullptr) {
+    uses_host_ = true;
+    return false;
+  }
+  check_argument(tensor.device() == device_group->device(), title, "this group's collectives run on ",
+                 device_group->device(), ", where its first one ran; this tensor is on ", tensor.device());
+  return true;
+}
+
 BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
-  value_or_throw(check_dense(tensor));
-  if (is_plain(tensor) && tensor.is_cpu() && !copy) {
-    if (async) keep_alive_.push_back(tensor);
-    return value_or_throw(view_of(tensor));
+  const Dtype dtype = value_or_throw(check_dense(tensor));
+  const bool own_memory = choose_memory(tensor);
+  const auto view_all = [dtype](const at::Tensor& plain) {
+    return BufferView(plain.data_ptr(), static_cast<size_t>(plain.numel()), dtype);
+  };
+  if (is_plain(tensor) && own_memory && !copy) {
+    if (async || device_group != nullptr) keep_alive_.push_back(tensor);
+    return view_all(tensor);
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor plain = tensor.is_cpu()
+  const at::Tensor plain = own_memory
                                ? at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous))
                                : host_buffer(tensor);
   if (use != Use::kWrite) copy_elements(plain, tensor);
   keep_alive_.push_back(plain);
   if (use != Use::kRead) copy_at_end(tensor, plain);
-  return value_or_throw(view_of(plain));
+  return view_all(plain);
 }
 
 void TensorRequest::copy_at_end(const at::Tensor& to, const at::Tensor& from) {
-  copies_.push_back({to, from, to.is_cpu() ? std::nullopt : std::optional(current_stream(to.device()))});
+  const bool staged = !to.is_cpu() && device_group == nullptr;
+  copies_.push_back({to, from, staged ? std::optional(current_stream(to.device())) : std::nullopt});
 }
 
 BufferView TensorRequest::view(const std::vector<at::Tensor>& tensors, Use use) {
@@ -111,8 +135,14 @@ BufferView TensorRequest::copy_if_overlapping(BufferView input, const BufferView
                                               std::optional<size_t> own_offset) {
   if (own_offset && is_block(input, output, *own_offset)) return input;
   if (!overlap(input, output)) return input;
-  const at::Tensor copy = at::empty({static_cast<int64_t>(input.bytes())}, at::kByte);
-  input.read(0, copy.mutable_data_ptr(), input.bytes());
+  at::Tensor copy;
+  if (device_group == nullptr) {
+    copy = at::empty({static_cast<int64_t>(input.bytes())}, at::kByte);
+    input.read(0, copy.mutable_data_ptr(), input.bytes());
+  } else {
+    check_argument(input.contiguous(), title, "a list of inputs overlaps the output");
+    copy = bytes_at(input.data(), input.bytes(), device_group->device()).clone();
+  }
   keep_alive_.push_back(copy);
   return {copy.mutable_data_ptr(), input.count(), input.dtype()};
 }
@@ -132,6 +162,10 @@ Operation& TensorRequest::add(Collective collective, BufferView input, BufferVie
 }
 
 void TensorRequest::join(TensorRequest other) {
+  check_argument(!(device_group != nullptr && other.uses_host_) && !(uses_host_ && other.device_group != nullptr),
+                 title, "the calls of a coalescing block over NCCL take tensors of one device");
+  uses_host_ |= other.uses_host_;
+  if (other.device_group != nullptr) device_group = other.device_group;
   const auto append = [](auto& to, auto& from) {
     to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
   };
@@ -152,6 +186,7 @@ void TensorRequest::copy_back() {
     if (copy.stream) in_order.emplace(*copy.stream);
     copy_elements(copy.to, copy.from);
   }
+  if (device_group != nullptr) copies_.clear();  // its stream has them now
 }
 
 void TensorRequest::release() {

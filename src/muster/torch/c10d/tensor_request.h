@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -14,6 +15,8 @@
 
 namespace muster {
 
+struct DeviceGroup;
+
 /// One message of a request.
 struct Message {
   BufferView data;
@@ -26,8 +29,9 @@ struct Message {
 /// copied back at the end. The core needs plain memory of the host (tensor.h), so a request replaces other tensors by
 /// copies. It also copies inputs that overlap the output.
 ///
-/// A tensor on a device is copied in the order of the stream that is current at the call, and the result is there for
-/// all streams once the call has ended.
+/// If the ranks have a group on the device, it gets the memory of a device's tensors. Otherwise such tensors are copied
+/// to the host, in the order of the stream that is current at the call, and the result is there for all streams once
+/// the call has ended.
 class TensorRequest {
  public:
   /// Profilers show `title`, which must be static. If `async`, the request keeps the tensors alive, because the caller
@@ -40,6 +44,9 @@ class TensorRequest {
   std::vector<at::Tensor> outputs;            ///< returned by Work::result() and by futures
   c10::SmallVector<Operation, 1> operations;  ///< rarely more than one
   std::vector<Message> messages;
+  /// Returns the group on a device, if there is one. Null: tensors of the device go through the host.
+  std::function<DeviceGroup*(c10::Device)> find_device_group;
+  DeviceGroup* device_group = nullptr;  ///< runs the operations, if the tensors are on its device
   /// In a coalescing block: the deleter cancels the block if the request is destroyed before it has joined the block.
   std::shared_ptr<void> block_guard;
 
@@ -83,6 +90,7 @@ class TensorRequest {
 
  private:
   enum class Use { kRead, kInPlace, kWrite };
+  bool choose_memory(const at::Tensor& tensor);
   BufferView view(const at::Tensor& tensor, Use use, bool copy = false);
   BufferView view(const std::vector<at::Tensor>& tensors, Use use);
 
@@ -90,6 +98,7 @@ class TensorRequest {
     at::Tensor to, from;
     std::optional<c10::Stream> stream;  ///< of a device: the copy is in this stream's order
   };
+  bool uses_host_ = false;  ///< memory of the host has been taken
   std::vector<at::Tensor> keep_alive_;
   std::vector<Copy> copies_;
 };

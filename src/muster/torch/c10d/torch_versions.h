@@ -27,6 +27,13 @@
 #define MUSTER_TORCH_HAS_BCOMPLEX32 1
 #endif
 
+// Whether c10::Stream tells its handle, such as a cudaStream_t.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+#define MUSTER_TORCH_HAS_NATIVE_STREAMS 0
+#else
+#define MUSTER_TORCH_HAS_NATIVE_STREAMS 1
+#endif
+
 namespace muster {
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13

@@ -7,6 +7,7 @@
 
 #include "muster/base/log.h"
 #include "muster/torch/c10d/gil_release.h"
+#include "muster/torch/c10d/staging.h"
 #include "muster/torch/exception.h"
 
 namespace muster {
@@ -81,6 +82,12 @@ void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<m
   }
 }
 
+void TensorWork::end_on_stream(const c10::Stream& stream) {
+  stream_ = stream;
+  on_stream_.emplace(stream.device_type());
+  on_stream_->record(stream);
+}
+
 bool TensorWork::parts_done() const {
   return std::all_of(parts_.begin(), parts_.end(), [](const muster::Work& part) { return part.done(); });
 }
@@ -138,8 +145,12 @@ bool TensorWork::wait(std::chrono::milliseconds timeout) {
     if (exception_) std::rethrow_exception(exception_);  // canceled
     return true;
   }
-  const GilRelease no_gil;
   const bool bounded = timeout > kNoTimeout;
+  if (stream_ && !bounded && !parts_done()) {
+    on_stream_->block(current_stream(stream_->device()));
+    return true;
+  }
+  const GilRelease no_gil;
   const Deadline deadline = Deadline::after(bounded ? Duration(timeout) : Duration::zero());
   for (const muster::Work& part : parts_) {
     // Without a timeout, the operation's own deadline bounds the wait.
@@ -159,8 +170,11 @@ bool TensorWork::wait(std::chrono::milliseconds timeout) {
 c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFuture() {
   {
     const std::lock_guard lock(mutex_);
-    if (!future_) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    if (!completed_ || std::exchange(future_completed_, true)) return future_;
+    if (!future_) {
+      const std::vector<c10::Device> devices = stream_ ? std::vector{stream_->device()} : std::vector<c10::Device>{};
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
+    }
+    if (!(completed_ || stream_) || std::exchange(future_completed_, true)) return future_;
   }
   complete_future();
   return future_;
@@ -193,6 +207,8 @@ void TensorWork::complete_future() {
   if (exception_) {
     future_->setError(exception_);
   } else {
+    std::optional<StreamScope> results;  // what uses the value waits for this stream
+    if (stream_) results.emplace(*stream_);
     future_->markCompleted(c10::IValue(request_.outputs));
   }
 }

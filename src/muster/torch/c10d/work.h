@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ATen/record_function.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "muster/group/group.h"
@@ -65,6 +66,10 @@ class TensorWork final : public c10d::Work {
   /// Until start() or cancel() is called, wait() returns at once, because the coalescing block has not begun.
   static void start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence);
 
+  /// The request's stream, and the point in it after the results. From now on, wait() makes the calling thread's stream
+  /// wait, and not the thread. Before start().
+  void end_on_stream(const c10::Stream& stream);
+
   /// Called instead of start(): no operation begins, and wait() throws `why`.
   void cancel(const Error& why);
 
@@ -89,6 +94,8 @@ class TensorWork final : public c10d::Work {
   void complete_future();
 
   TensorRequest request_;
+  std::optional<c10::Stream> stream_;    ///< of a request on a device; constant after start()
+  std::optional<c10::Event> on_stream_;  ///< the point after its results; constant after start()
   const std::shared_ptr<PendingWorks> pending_;
   const TimePoint began_ = steady_clock().now();
   TimePoint ended_{};  ///< written by the thread that sets completing_, before finish() sets completed_ under mutex_

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <memory>
+
+#include "muster/group/group.h"
+
+namespace muster {
+
+/// A group whose collectives run on a device, over NCCL, and the stream of the device for them.
+struct DeviceGroup {
+  std::unique_ptr<Group> group;
+  c10::Stream stream;
+  c10::Device device() const { return stream.device(); }
+};
+
+/// Collective over `host`, which the new group owns. Returns null if the ranks cannot use NCCL: if one of them has no
+/// such library, or the device is neither CUDA nor one for which MUSTER_NCCL_LIBRARY names a library, or that variable
+/// is "none". Throws if NCCL fails, as it does for two ranks on one GPU.
+std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Group> host, c10::Device device);
+
+}  // namespace muster
