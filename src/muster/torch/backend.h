@@ -26,7 +26,7 @@ namespace muster {
 /// call. c10d's base class rejects the operations that are not overridden here. Thread-safe as Group is. Throws
 /// c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false blocks and
 /// returns no Work.
-class ProcessGroupMuster final : public c10d::Backend {
+class ProcessGroupMuster final : public c10d::Backend, private DeviceGroups {
  public:
   using Handle = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -177,12 +177,11 @@ class ProcessGroupMuster final : public c10d::Backend {
   TensorRequest request(OpType type, const char* title, bool async, at::TensorList outputs = {}) {
     TensorRequest made = coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
     if (made.async) made.outputs = outputs.vec();
-    made.find_device_group = [this](c10::Device device) { return device_group(device); };
+    made.device_groups = this;
     return made;
   }
   TensorRequest request_in_block(OpType type, const char* title);
-  /// Forms the group on the device at the first call: then all ranks must call it. Null: tensors go through the host.
-  DeviceGroup* device_group(c10::Device device);
+  DeviceGroup* device_group(c10::Device device) override;
   /// That group, if it has been formed.
   Group* group_on_device() {
     const std::lock_guard lock(device_mutex_);

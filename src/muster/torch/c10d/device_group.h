@@ -15,6 +15,16 @@ struct DeviceGroup {
   c10::Device device() const { return stream.device(); }
 };
 
+/// Finds the group for tensors on a device, and forms it at the first call: then all ranks must call it. Null: tensors
+/// of the device go through the host.
+class DeviceGroups {
+ public:
+  virtual DeviceGroup* device_group(c10::Device device) = 0;
+
+ protected:
+  ~DeviceGroups() = default;
+};
+
 /// Collective over `host`, which the new group owns. Returns null if the ranks cannot use NCCL: if one of them has no
 /// such library, or the device is neither CUDA nor one for which MUSTER_NCCL_LIBRARY names a library, or that variable
 /// is "none". Throws if NCCL fails, as it does for two ranks on one GPU.

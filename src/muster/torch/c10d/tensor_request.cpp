@@ -70,11 +70,11 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
-/// True if the operation takes the tensor's own memory, false if it takes memory of the host instead.
+/// For a tensor on a device, or beside one. True if the operation takes the tensor's own memory, false if it takes
+/// memory of the host instead.
 bool TensorRequest::choose_memory(const at::Tensor& tensor) {
-  if (tensor.is_cpu() && device_group == nullptr) return uses_host_ = true;
-  if (!tensor.is_cpu() && device_group == nullptr && find_device_group) {
-    device_group = find_device_group(tensor.device());
+  if (!tensor.is_cpu() && device_group == nullptr && device_groups != nullptr) {
+    device_group = device_groups->device_group(tensor.device());
     check_argument(device_group == nullptr || !uses_host_, title, "some tensors are on the CPU and some on ",
                    tensor.device(), ": one call over NCCL takes tensors of one device");
   }
@@ -89,11 +89,13 @@ bool TensorRequest::choose_memory(const at::Tensor& tensor) {
 
 BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
   const Dtype dtype = value_or_throw(check_dense(tensor));
-  const bool own_memory = choose_memory(tensor);
+  const bool on_host = tensor.is_cpu() && device_group == nullptr;
+  uses_host_ |= on_host;
+  const bool own_memory = on_host || choose_memory(tensor);
   const auto view_all = [dtype](const at::Tensor& plain) {
     return BufferView(plain.data_ptr(), static_cast<size_t>(plain.numel()), dtype);
   };
-  if (is_plain(tensor) && own_memory && !copy) {
+  if (own_memory && !copy && is_plain(tensor)) {
     if (async || device_group != nullptr) keep_alive_.push_back(tensor);
     return view_all(tensor);
   }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,6 +15,7 @@
 namespace muster {
 
 struct DeviceGroup;
+class DeviceGroups;
 
 /// One message of a request.
 struct Message {
@@ -44,9 +44,8 @@ class TensorRequest {
   std::vector<at::Tensor> outputs;            ///< returned by Work::result() and by futures
   c10::SmallVector<Operation, 1> operations;  ///< rarely more than one
   std::vector<Message> messages;
-  /// Returns the group on a device, if there is one. Null: tensors of the device go through the host.
-  std::function<DeviceGroup*(c10::Device)> find_device_group;
-  DeviceGroup* device_group = nullptr;  ///< runs the operations, if the tensors are on its device
+  DeviceGroups* device_groups = nullptr;  ///< null: tensors on a device go through the host
+  DeviceGroup* device_group = nullptr;    ///< runs the operations, if the tensors are on its device
   /// In a coalescing block: the deleter cancels the block if the request is destroyed before it has joined the block.
   std::shared_ptr<void> block_guard;
 
