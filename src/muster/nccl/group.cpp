@@ -127,6 +127,10 @@ class NcclGroup final : public Group {
 
  private:
   Work begin(Operation&& operation, const CallOptions& options) override {
+    Work work = launch(std::move(operation), options);
+    return options.async ? work : Work(work.wait(), work.sequence());
+  }
+  Work launch(Operation&& operation, const CallOptions& options) {
     const std::lock_guard order(order_);
     if (Result<> open = check_open(); !open) return Work(std::move(open));
     operation.call.sequence = ++sequence_;
@@ -143,7 +147,7 @@ class NcclGroup final : public Group {
       if (recorder_) recorder_->ended(ticket, result);
       if (hook) (*hook)({call, begun, begun, steady_clock().now(), result});
     };
-    return track(limit, describe, ended, sequence_, options.async);
+    return track(limit, describe, ended, sequence_);
   }
 
   template <class Describe, class Enqueue>
@@ -161,15 +165,14 @@ class NcclGroup final : public Group {
     const Duration limit = timeout_of(options);
     Result<> given = enqueue_message(Deadline::after(limit));
     if (!given) return refuse(given.error().in(describe()), 0);
-    return track(limit, describe, nullptr, 0, /*async=*/true);
+    return track(limit, describe, nullptr, 0);
   }
 
   Work track(Duration limit, std::function<std::string()> describe, std::function<void(const Result<>&)> ended,
-             uint64_t sequence, bool async) {
-    Work work = in_flight_->add({std::make_shared<Work::State>(), device_->record(), Deadline::after(limit).when(),
-                                 std::move(describe), std::move(ended)},
-                                sequence);
-    return async ? work : Work(work.wait(), sequence);
+             uint64_t sequence) {
+    return in_flight_->add({std::make_shared<Work::State>(), device_->record(), Deadline::after(limit).when(),
+                            std::move(describe), std::move(ended)},
+                           sequence);
   }
 
   /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed.

@@ -1,7 +1,6 @@
 #include "muster/nccl/in_flight.h"
 
 #include <utility>
-#include <vector>
 
 #include "muster/base/wait_policy.h"
 
@@ -10,11 +9,6 @@ namespace {
 
 /// How often the thread looks. Threads that wait look all the time.
 constexpr Duration kInterval = 1ms;
-
-void finish(InFlight::Entry& entry, const Result<>& result) {
-  if (entry.ended) entry.ended(result);
-  for (const auto& callback : entry.work->finish(result)) callback(result);
-}
 
 }  // namespace
 
@@ -36,17 +30,28 @@ Work InFlight::add(Entry entry, uint64_t sequence) {
 void InFlight::fail(const Error& why, const std::function<void()>& end_kernels) {
   std::unique_lock lock(mutex_);
   std::deque<Entry> entries = std::exchange(entries_, {});
-  changed_.notify_all();
+  ++finishing_;
   lock.unlock();
   end_kernels();
-  for (Entry& entry : entries) finish(entry, tl::unexpected(why.in(entry.describe())));
+  finish_all(entries, why);
+}
+
+void InFlight::finish_all(std::deque<Entry>& entries, const std::optional<Error>& why) {
+  for (Entry& entry : entries) {
+    const Result<> result = why ? tl::unexpected(why->in(entry.describe())) : Result<>{};
+    if (entry.ended) entry.ended(result);
+    for (const auto& callback : entry.work->finish(result)) callback(result);
+  }
+  const std::lock_guard lock(mutex_);
+  --finishing_;
+  changed_.notify_all();
 }
 
 bool InFlight::wait_until_empty(const Deadline& deadline) {
   for (;;) {
     poll();
     std::unique_lock lock(mutex_);
-    if (entries_.empty()) return true;
+    if (entries_.empty() && finishing_ == 0) return true;
     if (deadline.passed()) return false;
     changed_.wait_for(lock, kInterval);
   }
@@ -59,6 +64,8 @@ void InFlight::stop() {
   std::thread thread = std::move(thread_);
   lock.unlock();
   if (thread.joinable()) thread.join();
+  lock.lock();
+  changed_.wait(lock, [this] { return finishing_ == 0; });
 }
 
 void InFlight::drive(Work::State& state, const Deadline& deadline) {
@@ -89,16 +96,17 @@ void InFlight::run() {
 }
 
 void InFlight::poll() {
-  std::vector<Entry> ended;
+  std::deque<Entry> ended;
   {
     const std::lock_guard lock(mutex_);
     while (!entries_.empty() && entries_.front().event->reached()) {
       ended.push_back(std::move(entries_.front()));
       entries_.pop_front();
     }
-    if (!ended.empty()) changed_.notify_all();
+    if (ended.empty()) return;
+    ++finishing_;
   }
-  for (Entry& entry : ended) finish(entry, {});
+  finish_all(ended, std::nullopt);
 }
 
 std::optional<Error> InFlight::find_failure() {

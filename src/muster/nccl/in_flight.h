@@ -37,7 +37,7 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
   /// whose kernel ends in end_kernels() has failed, too.
   void fail(const Error& why, const std::function<void()>& end_kernels);
   bool wait_until_empty(const Deadline& deadline);
-  /// Ends the thread.
+  /// Ends the thread, and waits for those that finish operations now. Not from a callback of a Work.
   void stop();
 
   // WorkDriver
@@ -46,6 +46,8 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
  private:
   void run();
   void poll();
+  /// Finishes operations that were taken out of entries_. `finishing_` counts the thread already.
+  void finish_all(std::deque<Entry>& entries, const std::optional<Error>& why);
   std::optional<Error> find_failure();
 
   const std::function<Result<>()> check_;
@@ -53,6 +55,7 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
   std::mutex mutex_;  ///< guards all fields below
   std::condition_variable changed_;
   std::deque<Entry> entries_;
+  int finishing_ = 0;  ///< threads in finish_all()
   bool stopping_ = false;
   std::thread thread_;  ///< started with the first operation
 };

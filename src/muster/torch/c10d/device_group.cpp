@@ -1,6 +1,7 @@
 #include "muster/torch/c10d/device_group.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -63,6 +64,7 @@ std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Group> host, c10:
   value_or_throw(host->all_reduce({&usable, 1, Dtype::kUint8}, ReduceOp::kMin).wait());
   if (usable != 0) {
     const c10::impl::VirtualGuardImpl guard(device.type());
+    const c10::DeviceGuard here(device);  // NCCL takes the thread's current device
     const bool is_first = host->membership().rank == 0;
     auto formed = nccl::form_group(std::move(host), std::make_shared<TorchDevice>(device));
     auto group = value_or_throw(std::move(formed));
