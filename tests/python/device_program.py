@@ -45,6 +45,16 @@ def streams(rank: int) -> None:
     """Collectives wait for the kernels before them in the current stream, and what follows them sees the result."""
     size = dist.get_world_size()
     total = size * (size + 1) / 2
+    wide = torch.zeros(1000, 2, device=device_double.DEVICE)
+    dist.all_reduce(wide[:, 0])  # forms what is formed at the first call
+    wide.fill_(rank + 1)
+    device_double.set_kernel_delay(DELAY)
+    work = dist.all_reduce(wide[:, 0], async_op=True)  # its result is copied back, by a kernel after the collective
+    assert work is not None
+    while not work.is_completed():
+        time.sleep(0.001)  # tidy: allow(sleep) without a wait
+    work.wait()
+    assert wide[:, 0].clone().cpu().unique().tolist() == [total]
     device_double.set_kernel_delay(DELAY)
     tensor = on_device(1000, value=rank + 1)
     dist.all_reduce(tensor)
@@ -185,7 +195,7 @@ def nccl(rank: int) -> None:
         dist.all_reduce(tensor)
     launched = time.monotonic() - began
     assert tensor.cpu().unique().tolist() == [float(size**5)]
-    assert launched < time.monotonic() - began
+    assert launched < 5 * DELAY / 1000, "a call does not wait for its kernel"
     mixed = [torch.ones(3, device=device_double.DEVICE), *(torch.ones(3) for _ in range(size - 1))]
     with pytest.raises(ValueError, match="this tensor is on cpu"):
         dist.all_gather(mixed, mixed[0])

@@ -22,6 +22,7 @@ std::optional<Element> reduced_as(Dtype dtype, ReduceOp op) {
   const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAverage;
   switch (dtype) {
     case Dtype::kUint8:
+    case Dtype::kBool:
       return Element{Type::kUint8};
     case Dtype::kInt8:
       return Element{Type::kInt8};
@@ -52,7 +53,11 @@ std::optional<Element> reduced_as(Dtype dtype, ReduceOp op) {
   }
 }
 
-std::optional<RedOp> red_op(ReduceOp op) {
+std::optional<RedOp> red_op(Dtype dtype, ReduceOp op) {
+  if (dtype == Dtype::kBool) {  // 0 and 1
+    const bool all = op == ReduceOp::kProduct || op == ReduceOp::kMin || op == ReduceOp::kBitAnd;
+    return op == ReduceOp::kBitXor ? std::nullopt : std::optional(all ? RedOp::kMin : RedOp::kMax);
+  }
   switch (op) {
     case ReduceOp::kSum:
       return RedOp::kSum;
@@ -148,16 +153,15 @@ class CollectiveCall {
 
   Result<> run_reduction() {
     const auto element = reduced_as(call().dtype, call().op);
-    const auto plain = red_op(call().op);
+    const auto plain = red_op(call().dtype, call().op);
     if (!element || (!plain && call().op != ReduceOp::kPremulSum)) {
       return fail(ErrorCode::kUnsupported,
                   fmt::format("NCCL cannot reduce {} by {}", name(call().dtype), name(call().op)));
     }
     if (plain) return reduce(*element, static_cast<int>(*plain));
     MUSTER_ASSIGN(const int made, premultiplied(*element));
-    const Result<> done = reduce(*element, made);
-    (void)nccl_.RedOpDestroy(made, comm_);
-    return done;
+    MUSTER_TRY(reduce(*element, made));
+    return check(nccl_.RedOpDestroy(made, comm_), "ncclRedOpDestroy");
   }
 
   Result<int> premultiplied(const Element& element) const {

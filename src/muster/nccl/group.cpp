@@ -93,17 +93,18 @@ class NcclGroup final : public Group {
   }
   void leave() override {
     if (inherited()) return;
-    (void)in_flight_->wait_until_empty(Deadline::after(std::min(timeout(), kEndTime)));
+    const bool ended = in_flight_->wait_until_empty(Deadline::after(std::min(timeout(), kEndTime)));
     const Error left = was_shut_down(membership().name, membership().rank);
-    in_flight_->fail(left, [&] { close(left); });
+    if (ended && set_closed(left)) {  // peers may still need NCCL's threads: the destructor of the communicator waits
+      in_flight_->fail(left, [] {});
+    } else {
+      in_flight_->fail(left, [&] { close(left); });
+    }
     host_->leave();
   }
 
   Result<> status() const override {
-    {
-      const std::lock_guard lock(mutex_);
-      if (closed_) return tl::unexpected(*closed_);
-    }
+    MUSTER_TRY(status_of_this_rank());
     const std::optional<Error> why = lost_rank();
     return why && why->code != ErrorCode::kLeft ? tl::unexpected(*why) : Result<>{};
   }
@@ -127,22 +128,26 @@ class NcclGroup final : public Group {
 
  private:
   Work begin(Operation&& operation, const CallOptions& options) override {
-    Work work = launch(std::move(operation), options);
-    return options.async ? work : Work(work.wait(), work.sequence());
-  }
-  Work launch(Operation&& operation, const CallOptions& options) {
-    const std::lock_guard order(order_);
     if (Result<> open = check_open(); !open) return Work(std::move(open));
+    const Result<Work> launched = launch(std::move(operation), options);
+    if (!launched) return refuse(launched.error());
+    return options.async ? *launched : Work(launched->wait(), launched->sequence());
+  }
+  Result<Work> launch(Operation&& operation, const CallOptions& options) {
+    const std::lock_guard order(order_);
     operation.call.sequence = ++sequence_;
     if (recorder_) operation.site = current_call_site();
     const TimePoint begun = steady_clock().now();
     const auto ticket = recorder_ ? recorder_->submitted(operation, Recorder::Start::kNow) : 0;
     const Duration limit = timeout_of(options);
-    Result<> given = enqueue(*communicator_, membership(), operation, *device_, Deadline::after(limit));
     const auto describe = [this, call = operation.reported_call()] {
       return fmt::format("{}, group \"{}\"", call.to_string(), membership().name);
     };
-    if (!given) return refuse(given.error().in(describe()), ticket);
+    if (Result<> given = enqueue(*communicator_, membership(), operation, *device_, Deadline::after(limit)); !given) {
+      const Error why = given.error().in(describe());
+      if (recorder_) recorder_->ended(ticket, tl::unexpected(why));
+      return tl::unexpected(why);
+    }
     const auto ended = [this, ticket, begun, hook = hook(), call = operation.call](const Result<>& result) {
       if (recorder_) recorder_->ended(ticket, result);
       if (hook) (*hook)({call, begun, begun, steady_clock().now(), result});
@@ -160,12 +165,13 @@ class NcclGroup final : public Group {
                      fmt::format("rank {}, but the group's ranks are 0 to {}", peer, membership().size - 1));
     }
     if (tag != 0) return refused(ErrorCode::kUnsupported, "NCCL matches messages by their order: use tag 0");
-    const std::lock_guard order(order_);
     if (Result<> open = check_open(); !open) return Work(std::move(open));
+    std::unique_lock order(order_);
     const Duration limit = timeout_of(options);
     Result<> given = enqueue_message(Deadline::after(limit));
-    if (!given) return refuse(given.error().in(describe()), 0);
-    return track(limit, describe, nullptr, 0);
+    if (given) return track(limit, describe, nullptr, 0);
+    order.unlock();
+    return refuse(given.error().in(describe()));
   }
 
   Work track(Duration limit, std::function<std::string()> describe, std::function<void(const Result<>&)> ended,
@@ -176,18 +182,19 @@ class NcclGroup final : public Group {
   }
 
   /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed.
-  Work refuse(Error why, Recorder::Ticket ticket) {
-    if (recorder_ && ticket != 0) recorder_->ended(ticket, tl::unexpected(why));
+  Work refuse(const Error& why) {
     if (why.code != ErrorCode::kUnsupported && why.code != ErrorCode::kInvalidArgument) abort(why);
     return Work(tl::unexpected(why));
   }
 
   Result<> check_open() {
-    MUSTER_TRY(status());
     const std::optional<Error> why = lost_rank();
-    if (!why) return {};
-    in_flight_->fail(*why, [&] { close(*why); });
-    return tl::unexpected(*why);
+    if (why && status_of_this_rank()) abort(*why);
+    return status();
+  }
+  Result<> status_of_this_rank() const {
+    const std::lock_guard lock(mutex_);
+    return closed_ ? tl::unexpected(*closed_) : Result<>{};
   }
   /// Why operations in flight will not end, if so. A rank that has left may have done its part before. Only for the
   /// thread of in_flight_.
@@ -211,13 +218,16 @@ class NcclGroup final : public Group {
     return std::nullopt;
   }
 
-  /// Later operations fail. Ends the kernels that are pending.
+  /// Later operations fail. False if they did so before.
+  bool set_closed(const Error& why) {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return false;
+    closed_ = why;
+    return true;
+  }
+  /// The same, and ends the kernels that are pending. Returns when they have ended, also if another thread does it.
   void close(const Error& why) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (closed_) return;
-      closed_ = why;
-    }
+    (void)set_closed(why);
     communicator_->abort();
   }
   /// Ends the group at all ranks.

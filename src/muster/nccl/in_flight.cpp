@@ -1,5 +1,7 @@
 #include "muster/nccl/in_flight.h"
 
+#include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "muster/base/wait_policy.h"
@@ -20,8 +22,13 @@ InFlight::~InFlight() { stop(); }
 Work InFlight::add(Entry entry, uint64_t sequence) {
   const auto state = entry.work;
   state->driver = shared_from_this();
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   entries_.push_back(std::move(entry));
+  if (const auto why = failure_) {  // between the launch of this operation and now
+    lock.unlock();
+    fail(*why, [&] { failed_(*why); });
+    return Work(state, sequence);
+  }
   if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
   changed_.notify_all();
   return Work(state, sequence);
@@ -30,6 +37,7 @@ Work InFlight::add(Entry entry, uint64_t sequence) {
 void InFlight::fail(const Error& why, const std::function<void()>& end_kernels) {
   std::unique_lock lock(mutex_);
   std::deque<Entry> entries = std::exchange(entries_, {});
+  if (!failure_) failure_ = why;
   ++finishing_;
   lock.unlock();
   end_kernels();
@@ -71,7 +79,11 @@ void InFlight::stop() {
 void InFlight::drive(Work::State& state, const Deadline& deadline) {
   PollWait wait(kMessagePolls);
   while (!deadline.passed()) {
-    poll();
+    try {
+      poll();
+    } catch (const std::exception&) {
+      return;  // an error of the device: the other thread finds it, too
+    }
     {
       const std::lock_guard lock(state.mutex);
       if (state.finished) return;
@@ -89,8 +101,14 @@ void InFlight::run() {
     }
     changed_.wait_for(lock, kInterval, [this] { return stopping_; });
     lock.unlock();
-    poll();
-    if (const auto why = find_failure()) fail(*why, [&] { failed_(*why); });
+    std::optional<Error> why;
+    try {
+      poll();
+      why = find_failure();
+    } catch (const std::exception& error) {
+      why = Error{ErrorCode::kIo, std::string("the device has failed: ") + error.what()};
+    }
+    if (why) fail(*why, [&] { failed_(*why); });
     lock.lock();
   }
 }
@@ -113,7 +131,8 @@ std::optional<Error> InFlight::find_failure() {
   {
     const std::lock_guard lock(mutex_);
     if (entries_.empty()) return std::nullopt;
-    if (steady_clock().now() >= entries_.front().deadline) {
+    const auto first = std::ranges::min_element(entries_, {}, &Entry::deadline);
+    if (steady_clock().now() >= first->deadline) {
       return Error{ErrorCode::kTimeout, "it has not ended on the device within its timeout"};
     }
   }

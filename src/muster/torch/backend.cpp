@@ -56,17 +56,17 @@ ProcessGroupMuster::ProcessGroupMuster(std::unique_ptr<Store> store, std::unique
 
 void ProcessGroupMuster::release_resources() {
   if (!group_) return;  // released before
-  std::unique_ptr<Group> on_device = device_group_ && *device_group_ ? std::move((*device_group_)->group) : nullptr;
+  const std::unique_ptr<DeviceGroup> on_device = device_group_ ? std::move(*device_group_) : nullptr;
   if (getpid() != process_) {
     // A forked child has the group's memory but not its threads: destroying the group would wait for them forever.
-    static_cast<void>(on_device.release());
+    if (on_device) static_cast<void>(on_device->group.release());
     static_cast<void>(group_.release());
     static_cast<void>(store_.release());
   } else if (callbacks_.released) {
-    if (on_device) callbacks_.released(nullptr, std::move(on_device));
+    if (on_device) callbacks_.released(std::move(on_device->store), std::move(on_device->group));
     callbacks_.released(std::move(store_), std::move(group_));
   } else {
-    on_device.reset();
+    if (on_device) on_device->group.reset();
     group_.reset();
     store_.reset();
   }
@@ -141,7 +141,7 @@ void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const
     const StreamScope scope(stream);
     parts.push_back(submit(request, options));
     sequence = parts.back().sequence();
-    request.copy_back();
+    if (!was_rejected(parts.back())) request.copy_back();
     work->end_on_stream(stream);
   } else if (!request.operations.empty()) {
     parts.push_back(submit(request, options));
@@ -153,12 +153,14 @@ void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const
 }
 
 DeviceGroup* ProcessGroupMuster::device_group(c10::Device device) {
+  const GilRelease no_gil;
   const std::lock_guard lock(device_mutex_);
   if (!device_group_) {
     std::vector<Rank> ranks(static_cast<size_t>(size_));
     std::iota(ranks.begin(), ranks.end(), 0);
-    auto host = value_or_throw(group_->split(*store_, ranks, "device"));
-    device_group_ = form_device_group(std::move(host), device);
+    auto store = value_or_throw(store_->clone());
+    auto host = value_or_throw(group_->split(*store, ranks, c10::str("device.", splits_++)));
+    device_group_ = form_device_group(std::move(store), std::move(host), device);
   }
   return device_group_->get();
 }

@@ -22,10 +22,10 @@
 namespace muster {
 
 /// The c10d backend "muster": torch's process group calls become calls of one Group. Takes tensors of any strides and
-/// on any device; those on a device go through memory of the host, in the order of the stream that is current at the
-/// call. c10d's base class rejects the operations that are not overridden here. Thread-safe as Group is. Throws
-/// c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false blocks and
-/// returns no Work.
+/// on any device; those on a device go over NCCL (c10d/device_group.h), or through memory of the host (c10d/staging.h).
+/// c10d's base class rejects the operations that are not overridden here. Thread-safe as Group is. Throws
+/// c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false returns no Work.
+/// It blocks, or, over NCCL, makes the current stream wait.
 class ProcessGroupMuster final : public c10d::Backend, private DeviceGroups {
  public:
   using Handle = c10::intrusive_ptr<c10d::Work>;

@@ -6,7 +6,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "muster/base/log.h"
@@ -48,19 +47,21 @@ class TorchDevice final : public nccl::Device {
   const c10::Device device_;
 };
 
-bool has_library(c10::Device device) {
-  const char* const variable = std::getenv("MUSTER_NCCL_LIBRARY");
-  const std::string_view named = variable == nullptr ? "" : variable;
-  const bool expected = named != "none" && (device.is_cuda() || !named.empty());
-  return expected && nccl::Library::get();
+bool has_library() {
+  const char* const named = std::getenv("MUSTER_NCCL_LIBRARY");
+  if (named == nullptr || *named == '\0') return false;
+  const auto library = nccl::Library::get();
+  if (!library) log(LogLevel::kWarning, "tensors on a device go through the host: " + library.error().to_string());
+  return library.has_value();
 }
 #endif
 
 }  // namespace
 
-std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Group> host, c10::Device device) {
+std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Store> store, std::unique_ptr<Group> host,
+                                               c10::Device device) {
 #if MUSTER_TORCH_HAS_NATIVE_STREAMS
-  uint8_t usable = has_library(device) ? 1 : 0;
+  uint8_t usable = has_library() ? 1 : 0;
   value_or_throw(host->all_reduce({&usable, 1, Dtype::kUint8}, ReduceOp::kMin).wait());
   if (usable != 0) {
     const c10::impl::VirtualGuardImpl guard(device.type());
@@ -69,9 +70,11 @@ std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Group> host, c10:
     auto formed = nccl::form_group(std::move(host), std::make_shared<TorchDevice>(device));
     auto group = value_or_throw(std::move(formed));
     if (is_first) log(LogLevel::kInfo, c10::str("collectives of tensors on ", device.type(), " run over NCCL"));
-    return std::make_unique<DeviceGroup>(DeviceGroup{std::move(group), guard.getStreamFromGlobalPool(device)});
+    return std::make_unique<DeviceGroup>(
+        DeviceGroup{std::move(store), std::move(group), guard.getStreamFromGlobalPool(device)});
   }
 #endif
+  (void)store;
   (void)host;
   (void)device;
   return nullptr;

@@ -10,6 +10,7 @@ namespace muster {
 
 /// A group whose collectives run on a device, over NCCL, and the stream of the device for them.
 struct DeviceGroup {
+  std::unique_ptr<Store> store;  ///< outlives the group
   std::unique_ptr<Group> group;
   c10::Stream stream;
   c10::Device device() const { return stream.device(); }
@@ -25,9 +26,10 @@ class DeviceGroups {
   ~DeviceGroups() = default;
 };
 
-/// Collective over `host`, which the new group owns. Returns null if the ranks cannot use NCCL: if one of them has no
-/// such library, or the device is neither CUDA nor one for which MUSTER_NCCL_LIBRARY names a library, or that variable
-/// is "none". Throws if NCCL fails, as it does for two ranks on one GPU.
-std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Group> host, c10::Device device);
+/// Collective over `host`, which was formed in `store`; the new group owns both. Returns null unless
+/// MUSTER_NCCL_LIBRARY names a library that can be loaded at all ranks. Throws if NCCL fails, as it does for two ranks
+/// on one GPU.
+std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Store> store, std::unique_ptr<Group> host,
+                                               c10::Device device);
 
 }  // namespace muster

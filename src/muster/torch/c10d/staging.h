@@ -5,8 +5,8 @@
 
 namespace muster {
 
-// Collectives of tensors on a device, for devices without a collective library: the bytes go through memory of the
-// host. Works with every device of torch that has a guard (c10::impl::DeviceGuardImplInterface).
+// Streams and memory of a device, for tensors that go through memory of the host, and for those that do not. Works with
+// every device of torch that has a guard (c10::impl::DeviceGuardImplInterface).
 
 /// The stream of the device on which the calling thread works.
 c10::Stream current_stream(c10::Device device);

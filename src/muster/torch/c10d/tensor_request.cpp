@@ -188,7 +188,6 @@ void TensorRequest::copy_back() {
     if (copy.stream) in_order.emplace(*copy.stream);
     copy_elements(copy.to, copy.from);
   }
-  if (device_group != nullptr) copies_.clear();  // its stream has them now
 }
 
 void TensorRequest::release() {

@@ -100,7 +100,11 @@ std::exception_ptr TensorWork::finish_result() {
     if (!result) return to_exception(result.error());
   }
   try {
-    request_.copy_back();
+    if (on_stream_) {
+      on_stream_->synchronize();  // the copies come after the operation, and release() drops their tensors
+    } else {
+      request_.copy_back();
+    }
   } catch (...) {
     return std::current_exception();
   }
@@ -146,10 +150,8 @@ bool TensorWork::wait(std::chrono::milliseconds timeout) {
     return true;
   }
   const bool bounded = timeout > kNoTimeout;
-  if (stream_ && !bounded && !parts_done()) {
-    on_stream_->block(current_stream(stream_->device()));
-    return true;
-  }
+  if (stream_) on_stream_->block(current_stream(stream_->device()));
+  if (stream_ && !bounded && !parts_done()) return true;
   const GilRelease no_gil;
   const Deadline deadline = Deadline::after(bounded ? Duration(timeout) : Duration::zero());
   for (const muster::Work& part : parts_) {

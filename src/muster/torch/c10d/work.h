@@ -55,7 +55,8 @@ class PendingWorks {
 };
 
 /// c10d's handle of one call: its request, whose tensors it keeps alive, and the core's Works. It is complete when the
-/// last of these Works is done and the results have been copied to the caller's tensors. Thread-safe.
+/// last of these Works is done and the results have been copied to the caller's tensors. With end_on_stream(), wait()
+/// may return before. Thread-safe.
 class TensorWork final : public c10d::Work {
  public:
   /// Profilers show `inputs`.
