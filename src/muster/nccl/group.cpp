@@ -128,7 +128,10 @@ class NcclGroup final : public Group {
 
  private:
   Work begin(Operation&& operation, const CallOptions& options) override {
-    if (Result<> open = check_open(); !open) return Work(std::move(open));
+    if (const Result<> open = check_open(); !open) {
+      operation.call.sequence = sequence_ + 1;
+      return Work(tl::unexpected(open.error().in(describe(operation.reported_call()))));
+    }
     const Result<Work> launched = launch(std::move(operation), options);
     if (!launched) return refuse(launched.error());
     return options.async ? *launched : Work(launched->wait(), launched->sequence());
@@ -140,11 +143,8 @@ class NcclGroup final : public Group {
     const TimePoint begun = steady_clock().now();
     const auto ticket = recorder_ ? recorder_->submitted(operation, Recorder::Start::kNow) : 0;
     const Duration limit = timeout_of(options);
-    const auto describe = [this, call = operation.reported_call()] {
-      return fmt::format("{}, group \"{}\"", call.to_string(), membership().name);
-    };
     if (Result<> given = enqueue(*communicator_, membership(), operation, *device_, Deadline::after(limit)); !given) {
-      const Error why = given.error().in(describe());
+      const Error why = given.error().in(describe(operation.reported_call()));
       if (recorder_) recorder_->ended(ticket, tl::unexpected(why));
       return tl::unexpected(why);
     }
@@ -152,7 +152,12 @@ class NcclGroup final : public Group {
       if (recorder_) recorder_->ended(ticket, result);
       if (hook) (*hook)({call, begun, begun, steady_clock().now(), result});
     };
-    return track(limit, describe, ended, sequence_);
+    const auto describe_call = [this, call = operation.reported_call()] { return describe(call); };
+    return track(limit, describe_call, ended, sequence_);
+  }
+
+  std::string describe(const Call& call) const {
+    return fmt::format("{}, group \"{}\"", call.to_string(), membership().name);
   }
 
   template <class Describe, class Enqueue>
