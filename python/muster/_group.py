@@ -23,9 +23,9 @@ class Group(_C.Group):
     profiler. `muster.group()` creates one. A program may use it and the process group, in the same order at all ranks.
 
     Ranks are numbered within the group. Tensors are of any dtype and strides, and have the same shape at all ranks
-    unless documented otherwise. Those on a device are copied to the host and back. A call blocks and returns None; with
-    async_op=True it returns a torch.distributed.Work. `timeout` is in seconds or a timedelta, by default the group's.
-    Thread-safe. Errors are the same as those of torch.distributed over muster (muster.errors).
+    unless documented otherwise. docs/reference/devices.md says what happens to those on a device. A call blocks and
+    returns None; with async_op=True it returns a torch.distributed.Work. `timeout` is in seconds or a timedelta, by
+    default the group's. Thread-safe. Errors are the same as those of torch.distributed over muster (muster.errors).
 
     op: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or an op of torch.distributed.
     """

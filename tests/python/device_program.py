@@ -46,7 +46,7 @@ def streams(rank: int) -> None:
     size = dist.get_world_size()
     total = size * (size + 1) / 2
     wide = torch.zeros(1000, 2, device=device_double.DEVICE)
-    dist.all_reduce(wide[:, 0])  # forms what is formed at the first call
+    dist.all_reduce(wide[:, 0])  # the first collective forms the group on the device
     wide.fill_(rank + 1)
     device_double.set_kernel_delay(DELAY)
     work = dist.all_reduce(wide[:, 0], async_op=True)  # its result is copied back, by a kernel after the collective
@@ -55,7 +55,7 @@ def streams(rank: int) -> None:
         time.sleep(0.001)  # tidy: allow(sleep) without a wait
     work.wait()
     assert wide[:, 0].clone().cpu().unique().tolist() == [total]
-    device_double.set_kernel_delay(DELAY)
+
     tensor = on_device(1000, value=rank + 1)
     dist.all_reduce(tensor)
     copied = tensor.clone()

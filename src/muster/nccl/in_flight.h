@@ -46,7 +46,7 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
  private:
   void run();
   void poll();
-  /// Finishes operations that were taken out of entries_. `finishing_` counts the thread already.
+  /// Finishes operations that were taken out of entries_. The caller has incremented finishing_.
   void finish_all(std::deque<Entry>& entries, const std::optional<Error>& why);
   std::optional<Error> find_failure();
 
