@@ -1,13 +1,12 @@
 #include "muster/group/group.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <new>
 
+#include "muster/base/process_owned.h"
 #include "muster/flight/recorder.h"
 #include "muster/group/engine/collective_engine.h"
 #include "muster/group/engine/fingerprint_check.h"
@@ -18,7 +17,7 @@
 namespace muster {
 namespace {
 
-class GroupImpl final : public Group, private CallQueue::Executor {
+class GroupImpl final : public Group, public ProcessOwned<GroupImpl>, private CallQueue::Executor {
  public:
   GroupImpl(std::unique_ptr<CollectiveEngine> engine, std::shared_ptr<P2pEngine> p2p, const GroupSpec& spec,
             const GroupOptions& options)
@@ -28,20 +27,6 @@ class GroupImpl final : public Group, private CallQueue::Executor {
         options_(options),
         timeout_(options.timeout),
         calls_(*this, recorder_.get(), spec_.name) {}
-
-  /// A forked child inherits the memory and the links of its parent's groups, but not their threads. In the child, the
-  /// destructor would wait for these threads forever, or tell the peers that the parent has left. So an inherited group
-  /// is never destroyed.
-  static void operator delete(GroupImpl* group, std::destroying_delete_t) {
-    if (group->inherited()) {
-      // A list of inherited groups, so that leak checkers can reach them.
-      static std::atomic<GroupImpl*> all_inherited = nullptr;
-      group->next_inherited_ = all_inherited.exchange(group);
-      return;
-    }
-    group->~GroupImpl();
-    ::operator delete(group);
-  }
 
   ~GroupImpl() override { leave(); }
 
@@ -144,10 +129,6 @@ class GroupImpl final : public Group, private CallQueue::Executor {
     return message;
   }
 
-  bool inherited() const { return getpid() != process_; }
-
-  const pid_t process_ = getpid();
-  GroupImpl* next_inherited_ = nullptr;
   const std::unique_ptr<CollectiveEngine> engine_;
   const std::shared_ptr<P2pEngine> p2p_;
   const GroupSpec spec_;

@@ -1,17 +1,16 @@
 #include "muster/mpi/group.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <new>
 #include <optional>
 #include <set>
 #include <utility>
 
 #include "muster/base/hash.h"
+#include "muster/base/process_owned.h"
 #include "muster/base/random.h"
 #include "muster/flight/recorder.h"
 #include "muster/group/engine/scaling.h"
@@ -48,7 +47,7 @@ class Communicators {
   const World& world_;
 };
 
-class MpiGroup final : public Group, private CallQueue::Executor {
+class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private CallQueue::Executor {
  public:
   MpiGroup(const World& world, std::unique_ptr<Communicators> comms, GroupSpec spec, std::vector<Rank> world_ranks,
            uint64_t id, GroupOptions options)
@@ -63,13 +62,6 @@ class MpiGroup final : public Group, private CallQueue::Executor {
         messages_(std::make_shared<Messages>(world, comms_->messages, spec_.size)),
         watchdog_(world),
         calls_(*this, recorder_.get(), spec_.name) {}
-
-  /// A forked child must not use its parent's group: it has none of the threads, and MPI belongs to the parent.
-  static void operator delete(MpiGroup* group, std::destroying_delete_t) {
-    if (group->inherited()) return;
-    group->~MpiGroup();
-    ::operator delete(group);
-  }
 
   ~MpiGroup() override {
     leave();
@@ -173,9 +165,6 @@ class MpiGroup final : public Group, private CallQueue::Executor {
     return recorder;
   }
 
-  bool inherited() const { return getpid() != process_; }
-
-  const pid_t process_ = getpid();
   const World& world_;
   const std::unique_ptr<Communicators> comms_;
   const GroupSpec spec_;

@@ -1,7 +1,5 @@
 #include "muster/store/ttl_lock.h"
 
-#include <atomic>
-
 namespace muster {
 
 RenewedTtlLock::RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_live)
@@ -9,17 +7,6 @@ RenewedTtlLock::RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_
       time_to_live_(time_to_live),
       expires_(claimed + time_to_live),
       thread_([this] { renew_until_ended(); }) {}
-
-void RenewedTtlLock::operator delete(RenewedTtlLock* lock, std::destroying_delete_t) {
-  if (getpid() != lock->process_) {
-    // A list of inherited locks, so that leak checkers can reach them.
-    static std::atomic<RenewedTtlLock*> all_inherited = nullptr;
-    lock->next_inherited_ = all_inherited.exchange(lock);
-    return;
-  }
-  lock->~RenewedTtlLock();
-  ::operator delete(lock);
-}
 
 RenewedTtlLock::~RenewedTtlLock() {
   {

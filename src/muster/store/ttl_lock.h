@@ -1,14 +1,12 @@
 #pragma once
 
-#include <unistd.h>
-
 #include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <thread>
 
+#include "muster/base/process_owned.h"
 #include "muster/store/store.h"
 
 namespace muster {
@@ -23,8 +21,9 @@ class TtlLock {
   virtual bool held() const = 0;
 };
 
-/// A lock that expires unless it is renewed. A thread renews it three times per time to live.
-class RenewedTtlLock : public TtlLock {
+/// A lock that expires unless it is renewed. A thread renews it three times per time to live. In a forked child the
+/// lock is still the parent's.
+class RenewedTtlLock final : public TtlLock, public ProcessOwned<RenewedTtlLock> {
  public:
   struct Store {
     /// True if the lock was still held; it is then held for another time to live. An error if the store did not answer.
@@ -33,16 +32,12 @@ class RenewedTtlLock : public TtlLock {
   };
   /// `claimed` is the time at which the request that took the lock was sent.
   RenewedTtlLock(Store store, TimePoint claimed, Duration time_to_live);
-  /// In a forked child the lock is still the parent's, and its thread does not exist. So there it is never destroyed.
-  static void operator delete(RenewedTtlLock* lock, std::destroying_delete_t);
   ~RenewedTtlLock() override;
   bool held() const override;
 
  private:
   void renew_until_ended();
 
-  const pid_t process_ = getpid();
-  RenewedTtlLock* next_inherited_ = nullptr;
   const Store store_;
   const Duration time_to_live_;
   mutable std::mutex mutex_;  // guards ends_ and expires_
