@@ -101,6 +101,32 @@ TEST_P(GroupContract, AsyncCallsRunInOrderAndOverlapWithTheCaller) {
   });
 }
 
+TEST_P(GroupContract, RanksSendToEachOtherAndReceiveAtOnce) {
+  run([&](Group& group) {
+    const Rank self = group.membership().rank;
+    constexpr size_t kElements = 100'000;  // more than a message that is sent before its receive
+    std::vector<std::vector<float>> sent(static_cast<size_t>(size())), received(sent.size());
+    std::vector<Message> messages;
+    for (Rank peer = 0; peer < size(); ++peer) {
+      if (peer == self) continue;
+      auto& out = sent[static_cast<size_t>(peer)];
+      auto& in = received[static_cast<size_t>(peer)];
+      out.assign(kElements, static_cast<float>(10 * self + peer));
+      in.assign(kElements, -1);
+      messages.push_back({{out.data(), kElements, Dtype::kFloat32}, peer, 0, true});
+      messages.push_back({{in.data(), kElements, Dtype::kFloat32}, peer, 0, false});
+    }
+    for (const Work& each : group.exchange(messages)) {
+      const Result<> result = each.wait();
+      ASSERT_TRUE(result) << result.error().to_string();
+    }
+    for (Rank peer = 0; peer < size(); ++peer) {
+      if (peer == self) continue;
+      for (const float value : received[static_cast<size_t>(peer)]) ASSERT_EQ(value, 10 * peer + self);
+    }
+  });
+}
+
 TEST_P(GroupContract, MixedCallsReuseTheSharedSlotsSafely) {
   run([&](Group& group) {
     const Rank rank = group.membership().rank;

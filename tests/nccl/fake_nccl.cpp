@@ -2,7 +2,8 @@
 // tests.
 //
 // Like NCCL: calls give kernels to a stream and return; calls in a group become one kernel; ncclCommAbort() ends
-// kernels that wait for a peer; a communicator that is not blocking is in progress until all ranks have come.
+// kernels that wait for a peer. A communicator that is not blocking is in progress until all ranks have come, and after
+// each call until ncclCommGetAsyncError() has said so a few times: only then its kernel is in the stream.
 //
 // FAKE_NCCL_VERSION=22005 is the version that it says it is. fake_nccl_let_next_kernel(1) makes the next kernel of this
 // process hang until its communicator is aborted. (2) does so, too, and the communicator has an error.
@@ -14,6 +15,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -33,9 +35,22 @@ constexpr Dtype kTypes[] = {Dtype::kInt8,   Dtype::kUint8,   Dtype::kInt32,   Dt
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kAverage};
 constexpr int kOwnOps = 5;
 
+constexpr int kLooks = 3;  ///< at a communicator that is in progress, before it is not
+
+struct Config {
+  size_t size;
+  unsigned int magic, version;
+  int blocking;
+};
+
 struct Handle {
   std::shared_ptr<Communicator> communicator;
-  std::vector<double> factors;  ///< of the operations that were made
+  bool blocking = true;
+  std::vector<double> factors = {};                  ///< of the operations that were made
+  int looks_left = 0;                                ///< until it is no longer in progress
+  std::vector<std::function<void()>> launches = {};  ///< when it no longer is
+
+  int state() const { return looks_left > 0 ? Communicator::kInProgress : communicator->error.load(); }
 };
 
 struct Call {
@@ -84,6 +99,7 @@ void launch(StreamHandle* stream, const std::shared_ptr<Communicator>& communica
 }
 
 int end_group() {
+  int code = kSuccess;
   std::vector<Call> calls = std::exchange(grouped, {});
   while (!calls.empty()) {  // a kernel for each communicator and stream
     const Call first = calls.front();
@@ -93,9 +109,16 @@ int end_group() {
       if (same) operations.push_back(call.operation);
       return same;
     });
-    launch(first.stream, first.handle->communicator, std::move(operations));
+    if (first.handle->blocking) {
+      launch(first.stream, first.handle->communicator, std::move(operations));
+    } else {
+      first.handle->launches.push_back(
+          [first, operations] { launch(first.stream, first.handle->communicator, operations); });
+      first.handle->looks_left = kLooks;
+      code = Communicator::kInProgress;
+    }
   }
-  return kSuccess;
+  return code;
 }
 
 int add(Handle* handle, void* stream, Operation operation, int type, int op = 0) {
@@ -108,7 +131,7 @@ int add(Handle* handle, void* stream, Operation operation, int type, int op = 0)
   } else {
     operation.factor = handle->factors.at(static_cast<size_t>(op - kOwnOps));
   }
-  if (handle->communicator->error == Communicator::kInProgress) return kInvalidUsage;
+  if (handle->state() == Communicator::kInProgress) return kInvalidUsage;
   grouped.push_back({handle, static_cast<StreamHandle*>(stream), operation});
   return depth == 0 ? end_group() : kSuccess;
 }
@@ -151,15 +174,18 @@ const char* ncclGetErrorString(int code) {
 }
 const char* ncclGetLastError(void*) { return ""; }
 
-int ncclCommInitRankConfig(Handle** made, int size, UniqueId id, int rank, void* /*config*/) {
+int ncclCommInitRankConfig(Handle** made, int size, UniqueId id, int rank, muster::fake_nccl::Config* config) {
   const auto communicator = std::make_shared<Communicator>(std::string(id.bytes), size, rank);
-  *made = new Handle{communicator, {}};
+  *made = new Handle{.communicator = communicator, .blocking = config->blocking != 0};
   std::thread([communicator] { communicator->connect(); }).detach();  // tidy: allow(detach) ends when all have come
   return Communicator::kInProgress;
 }
 
 int ncclCommGetAsyncError(Handle* handle, int* error) {
-  *error = handle->communicator->error;
+  *error = handle->state();
+  if (handle->looks_left > 0 && --handle->looks_left == 0) {
+    for (const auto& each : std::exchange(handle->launches, {})) each();
+  }
   return 0;
 }
 int ncclCommFinalize(Handle*) { return 0; }
@@ -202,6 +228,7 @@ int ncclRecv(void* to, size_t count, int type, int peer, Handle* handle, void* s
 }
 
 int ncclRedOpCreatePreMulSum(int* op, void* factor, int type, int /*residence*/, Handle* handle) {
+  if (handle->state() == Communicator::kInProgress) return muster::fake_nccl::kInvalidUsage;
   handle->factors.push_back(muster::fake_nccl::value_of(factor, muster::fake_nccl::kTypes[type]));
   *op = muster::fake_nccl::kOwnOps + static_cast<int>(handle->factors.size()) - 1;
   return 0;

@@ -15,6 +15,7 @@ namespace {
 
 using device_double::Event;
 using device_double::Stream;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 /// A device whose memory is the host's. Each thread has a stream of its own.
@@ -83,6 +84,16 @@ TEST(NcclGroup, MessagesArriveInTheirOrder) {
       ASSERT_TRUE(group.send(view(sent), (rank + 1) % 3, 0).wait());
     }
     EXPECT_EQ(received[199'999], static_cast<float>((rank + 2) % 3));
+  });
+}
+
+TEST(NcclGroup, MessagesInPiecesAreCopied) {
+  run_on_device(2, [](Group& group) {
+    const Rank rank = group.membership().rank;
+    std::vector<float> memory(6, static_cast<float>(rank));
+    const BufferView ends({{&memory[0], 8}, {&memory[4], 8}}, Dtype::kFloat32);
+    ASSERT_TRUE((rank == 0 ? group.send(ends, 1, 0) : group.receive(ends, 0, 0)).wait());
+    EXPECT_THAT(memory, ElementsAre(0, 0, rank, rank, 0, 0));
   });
 }
 

@@ -78,6 +78,14 @@ struct CallOptions {
   bool async = false;  ///< false: may run in the caller's thread and return finished; true: returns at once
 };
 
+/// A message of Group::exchange().
+struct Message {
+  BufferView data;
+  Rank peer = 0;
+  uint32_t tag = 0;
+  bool send = true;
+};
+
 /// The argument of a completion hook: an operation that has ended.
 struct Finished {
   const Call& call;
@@ -144,6 +152,10 @@ class Group {
   virtual Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options = {}) = 0;
   /// `from` may be kAnyRank. Work::source() then returns the sender.
   virtual Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options = {}) = 0;
+
+  /// Begins several messages, none of which waits for another: ranks may send to each other and receive at once.
+  /// Returns a Work for each message, receives first, or one for all.
+  virtual std::vector<Work> exchange(std::vector<Message> messages, const CallOptions& options = {});
 
   /// Ends every pending and later operation with `why`, at this rank and at the peers that can be reached. `why.rank`
   /// is ignored if it is not a rank of this group.

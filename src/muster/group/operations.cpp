@@ -140,6 +140,23 @@ Work Group::submit(Operation operation, const CallOptions& options) {
   return begin(std::move(operation), options);
 }
 
+std::vector<Work> Group::exchange(std::vector<Message> messages, const CallOptions& options) {
+  CallOptions ahead = options;
+  ahead.async = true;
+  std::vector<Work> begun;
+  for (const bool sends : {false, true}) {  // receives first, so that messages find their buffers
+    for (Message& each : messages) {
+      if (each.send != sends) continue;
+      begun.push_back(sends ? send(std::move(each.data), each.peer, each.tag, ahead)
+                            : receive(std::move(each.data), each.peer, each.tag, ahead));
+    }
+  }
+  if (!options.async) {
+    for (const Work& each : begun) (void)each.wait();
+  }
+  return begun;
+}
+
 Work Group::submit(std::vector<Operation> operations, const CallOptions& options) {
   for (Operation& operation : operations) {
     if (auto valid = validate_and_infer(operation, membership()); !valid) return Work(std::move(valid));

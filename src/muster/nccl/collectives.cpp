@@ -100,19 +100,58 @@ class Contiguous {
   std::shared_ptr<void> copy_;
 };
 
-class CollectiveCall {
+/// Calls of NCCL on the current stream, with the lock of the communicator.
+class StreamCalls {
  public:
-  CollectiveCall(const Communicator& communicator, Communicator::Lock& lock, const GroupSpec& self,
-                 const Operation& operation, Device& device, const Deadline& deadline)
-      : communicator_(communicator),
-        lock_(lock),
-        nccl_(communicator.library),
+  StreamCalls(const Communicator& communicator, Communicator::Lock& lock, Device& device, const Deadline& deadline)
+      : nccl_(communicator.library),
         comm_(communicator.handle()),
-        self_(self),
-        operation_(operation),
         device_(device),
         stream_(device.stream()),
+        communicator_(communicator),
+        lock_(lock),
         deadline_(deadline) {}
+
+ protected:
+  /// Waits until NCCL has taken the call.
+  Result<> check(int code, const char* what) const {
+    MUSTER_TRY(nccl_.check(code, what, comm_));
+    return code == kInProgress ? communicator_.settle(lock_, what, deadline_) : Result<>{};
+  }
+  /// Runs several calls of NCCL as one.
+  Result<> together(const std::function<Result<>()>& calls) const {
+    MUSTER_TRY(check(nccl_.GroupStart(), "ncclGroupStart"));
+    Result<> made = calls();
+    const int code = nccl_.GroupEnd();  // also after an error: the group is open
+    MUSTER_TRY(made);
+    return check(code, "ncclGroupEnd");
+  }
+
+  // Both take no bytes, too: then the other rank makes no call either.
+  Result<> send(const uint8_t* data, size_t bytes, Rank to) const {
+    if (bytes == 0) return {};
+    return check(nccl_.Send(data, bytes, Type::kUint8, to, comm_, stream_), "ncclSend");
+  }
+  Result<> receive(uint8_t* data, size_t bytes, Rank from) const {
+    if (bytes == 0) return {};
+    return check(nccl_.Recv(data, bytes, Type::kUint8, from, comm_, stream_), "ncclRecv");
+  }
+
+  const Library& nccl_;
+  const Comm comm_;
+  Device& device_;
+  const Stream stream_;
+
+ private:
+  const Communicator& communicator_;
+  Communicator::Lock& lock_;
+  const Deadline& deadline_;
+};
+
+class CollectiveCall : private StreamCalls {
+ public:
+  CollectiveCall(const StreamCalls& calls, const GroupSpec& self, const Operation& operation)
+      : StreamCalls(calls), self_(self), operation_(operation) {}
 
   Result<> run() {
     if (reduces(call().collective)) return run_reduction();
@@ -134,19 +173,6 @@ class CollectiveCall {
   const BufferView& output() const { return operation_.output; }
   bool is_root() const { return call().root == self_.rank; }
   bool even() const { return operation_.counts.empty(); }
-
-  Result<> check(int code, const char* what) const {
-    MUSTER_TRY(nccl_.check(code, what, comm_));
-    return code == kInProgress ? communicator_.settle(lock_, what, deadline_) : Result<>{};
-  }
-  /// Runs several calls of NCCL as one.
-  Result<> together(const std::function<Result<>()>& calls) const {
-    MUSTER_TRY(check(nccl_.GroupStart(), "ncclGroupStart"));
-    Result<> made = calls();
-    const int code = nccl_.GroupEnd();  // also after an error: the group is open
-    MUSTER_TRY(made);
-    return check(code, "ncclGroupEnd");
-  }
 
   // ---- reductions
 
@@ -280,37 +306,61 @@ class CollectiveCall {
     MUSTER_TRY(together([&]() -> Result<> {
       size_t sent = 0, received = 0;
       for (Rank peer = 0; peer < self_.size; ++peer) {
-        const size_t out = bytes_for(peer, operation_.counts), in = bytes_for(peer, operation_.receive_counts);
-        const bool sends = call().collective != Collective::kGather || peer == call().root;
-        const bool receives = call().collective != Collective::kScatter || peer == call().root;
-        if (sends && (call().collective != Collective::kScatter || is_root()) && out > 0) {
-          MUSTER_TRY(check(nccl_.Send(from.data() + sent, out, Type::kUint8, peer, comm_, stream_), "ncclSend"));
-        }
-        if (receives && (call().collective != Collective::kGather || is_root()) && in > 0) {
-          MUSTER_TRY(check(nccl_.Recv(to.data() + received, in, Type::kUint8, peer, comm_, stream_), "ncclRecv"));
-        }
-        if (has_input_blocks(call().collective)) sent += out;
-        if (has_output_blocks(call().collective)) received += in;
+        const size_t out = sends_to(peer) ? bytes_for(peer, operation_.counts) : 0;
+        const size_t in = receives_from(peer) ? bytes_for(peer, operation_.receive_counts) : 0;
+        MUSTER_TRY(send(from.data() + sent, out, peer));
+        MUSTER_TRY(receive(to.data() + received, in, peer));
+        sent += out;
+        received += in;
       }
       return {};
     }));
     to.write_back();
     return {};
   }
+  bool sends_to(Rank peer) const {
+    if (call().collective == Collective::kGather) return peer == call().root;
+    return call().collective == Collective::kAllToAll || is_root();
+  }
+  bool receives_from(Rank peer) const {
+    if (call().collective == Collective::kScatter) return peer == call().root;
+    return call().collective == Collective::kAllToAll || is_root();
+  }
   size_t bytes_for(Rank peer, const std::vector<size_t>& counts) const {
     const size_t count = counts.empty() ? call().count : counts[static_cast<size_t>(peer)];
     return count * size_of(call().dtype);
   }
 
-  const Communicator& communicator_;
-  Communicator::Lock& lock_;
-  const Library& nccl_;
-  const Comm comm_;
   const GroupSpec& self_;
   const Operation& operation_;
-  Device& device_;
-  const Stream stream_;
-  const Deadline& deadline_;
+};
+
+class MessageCall : private StreamCalls {
+ public:
+  MessageCall(const StreamCalls& calls, const std::vector<Message>& messages)
+      : StreamCalls(calls), messages_(messages) {}
+
+  Result<> run() {
+    std::vector<Contiguous> buffers;
+    buffers.reserve(messages_.size());
+    for (const Message& each : messages_) buffers.emplace_back(device_, each.data, each.send);
+    MUSTER_TRY(together([&]() -> Result<> {
+      for (size_t i = 0; i < messages_.size(); ++i) {
+        const Message& each = messages_[i];
+        const size_t bytes = each.data.bytes();
+        MUSTER_TRY(each.send ? send(buffers[i].data(), bytes, each.peer)
+                             : receive(buffers[i].data(), bytes, each.peer));
+      }
+      return {};
+    }));
+    for (size_t i = 0; i < messages_.size(); ++i) {
+      if (!messages_[i].send) buffers[i].write_back();
+    }
+    return {};
+  }
+
+ private:
+  const std::vector<Message>& messages_;
 };
 
 }  // namespace
@@ -318,29 +368,13 @@ class CollectiveCall {
 Result<> enqueue(Communicator& communicator, const GroupSpec& self, const Operation& operation, Device& device,
                  const Deadline& deadline) {
   MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
-  return CollectiveCall(communicator, lock, self, operation, device, deadline).run();
+  return CollectiveCall(StreamCalls(communicator, lock, device, deadline), self, operation).run();
 }
 
-Result<> enqueue_send(Communicator& communicator, const BufferView& data, Rank to, Device& device,
-                      const Deadline& deadline) {
+Result<> enqueue(Communicator& communicator, const std::vector<Message>& messages, Device& device,
+                 const Deadline& deadline) {
   MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
-  const Contiguous plain(device, data, true);
-  const Library& nccl = communicator.library;
-  const int code = nccl.Send(plain.data(), data.bytes(), Type::kUint8, to, communicator.handle(), device.stream());
-  MUSTER_TRY(nccl.check(code, "ncclSend", communicator.handle()));
-  return communicator.settle(lock, "ncclSend", deadline);
-}
-
-Result<> enqueue_receive(Communicator& communicator, const BufferView& data, Rank from, Device& device,
-                         const Deadline& deadline) {
-  MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
-  Contiguous plain(device, data, false);
-  const Library& nccl = communicator.library;
-  const int code = nccl.Recv(plain.data(), data.bytes(), Type::kUint8, from, communicator.handle(), device.stream());
-  MUSTER_TRY(nccl.check(code, "ncclRecv", communicator.handle()));
-  MUSTER_TRY(communicator.settle(lock, "ncclRecv", deadline));
-  plain.write_back();
-  return {};
+  return MessageCall(StreamCalls(communicator, lock, device, deadline), messages).run();
 }
 
 }  // namespace muster::nccl

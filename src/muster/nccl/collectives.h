@@ -1,6 +1,9 @@
 #pragma once
 
+#include <vector>
+
 #include "muster/collective/operation.h"
+#include "muster/group/group.h"
 #include "muster/nccl/communicator.h"
 #include "muster/nccl/device.h"
 
@@ -12,10 +15,8 @@ namespace muster::nccl {
 Result<> enqueue(Communicator& communicator, const GroupSpec& self, const Operation& operation, Device& device,
                  const Deadline& deadline);
 
-/// The same for one message.
-Result<> enqueue_send(Communicator& communicator, const BufferView& data, Rank to, Device& device,
-                      const Deadline& deadline);
-Result<> enqueue_receive(Communicator& communicator, const BufferView& data, Rank from, Device& device,
-                         const Deadline& deadline);
+/// The same for messages, which become one kernel.
+Result<> enqueue(Communicator& communicator, const std::vector<Message>& messages, Device& device,
+                 const Deadline& deadline);
 
 }  // namespace muster::nccl

@@ -8,7 +8,8 @@
 namespace muster::nccl {
 namespace {
 
-constexpr Duration kPoll = 100us;
+/// A wait for NCCL yields its core for so long, and then sleeps between two looks.
+constexpr Duration kYieldTime = 200us, kPoll = 100us;
 /// How long the destructor waits.
 constexpr Duration kFinalizeTime = 5s;
 
@@ -63,6 +64,7 @@ Result<Communicator::Lock> Communicator::lock() {
 }
 
 Result<> Communicator::settle(Lock& lock, const char* call, const Deadline& deadline) const {
+  const Deadline sleeps = Deadline::after(kYieldTime);
   for (;;) {
     if (aborted_) return fail(ErrorCode::kAborted, fmt::format("{} was aborted", call));
     int code = kSuccess;
@@ -70,7 +72,11 @@ Result<> Communicator::settle(Lock& lock, const char* call, const Deadline& dead
     if (code != kInProgress) return library.check(code, call, handle_);
     if (deadline.passed()) return fail(ErrorCode::kTimeout, fmt::format("{} has not ended in time", call));
     lock.unlock();
-    std::this_thread::sleep_for(kPoll);  // tidy: allow(sleep) NCCL has no event for this
+    if (sleeps.passed()) {
+      std::this_thread::sleep_for(kPoll);  // tidy: allow(sleep) NCCL has no event for this
+    } else {
+      std::this_thread::yield();
+    }
     lock.lock();
   }
 }

@@ -1,16 +1,15 @@
 #include "muster/nccl/group.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "muster/base/process_owned.h"
 #include "muster/flight/recorder.h"
 #include "muster/group/operations.h"
 #include "muster/group/shutdown_errors.h"
@@ -30,7 +29,7 @@ constexpr uint32_t kHelloTag = 0xffff'fff0, kWatchTag = 0xffff'fff1;
 constexpr int kChildren = 4;  ///< of a rank in the tree in which ranks watch each other
 constexpr Duration kWatchTime = std::chrono::hours(24 * 365);
 
-class NcclGroup final : public Group {
+class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
  public:
   NcclGroup(std::shared_ptr<Group> host, std::unique_ptr<Communicator> communicator, std::shared_ptr<Device> device)
       : host_(std::move(host)),
@@ -42,11 +41,6 @@ class NcclGroup final : public Group {
     if (recorder_) recorder_->set_group("nccl", host_->id());
   }
 
-  static void operator delete(NcclGroup* group, std::destroying_delete_t) {
-    if (group->inherited()) return;  // it has none of the threads, and the device belongs to the parent
-    group->~NcclGroup();
-    ::operator delete(group);
-  }
   /// A message from each neighbor in a tree of the ranks, which never comes. It fails when that rank leaves, dies or
   /// aborts the group. This rank then fails, too, and so the news reaches all. A first message makes the link.
   Result<> watch_neighbors() {
@@ -75,16 +69,14 @@ class NcclGroup final : public Group {
   }
 
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
-    const auto describe = [to] { return fmt::format("send to rank {}", to); };
-    return submit_message(to, tag, options, describe, [&](const Deadline& deadline) {
-      return enqueue_send(*communicator_, data, to, *device_, deadline);
-    });
+    return exchange({{std::move(data), to, tag, true}}, options).front();
   }
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
-    const auto describe = [from] { return fmt::format("receive from rank {}", from); };
-    return submit_message(from, tag, options, describe, [&](const Deadline& deadline) {
-      return enqueue_receive(*communicator_, data, from, *device_, deadline);
-    });
+    return exchange({{std::move(data), from, tag, false}}, options).front();
+  }
+  std::vector<Work> exchange(std::vector<Message> messages, const CallOptions& options) override {
+    if (messages.empty()) return {};
+    return {submit_messages(messages, options)};
   }
 
   void abort(Error why) override {
@@ -160,23 +152,40 @@ class NcclGroup final : public Group {
     return fmt::format("{}, group \"{}\"", call.to_string(), membership().name);
   }
 
-  template <class Describe, class Enqueue>
-  Work submit_message(Rank peer, uint32_t tag, const CallOptions& options, const Describe& describe,
-                      const Enqueue& enqueue_message) {
-    const auto refused = [](ErrorCode code, std::string why) { return Work(muster::fail(code, std::move(why))); };
-    if (peer == kAnyRank) return refused(ErrorCode::kUnsupported, "NCCL cannot receive from any rank: name one");
-    if (peer < 0 || peer >= membership().size) {
-      return refused(ErrorCode::kInvalidArgument,
-                     fmt::format("rank {}, but the group's ranks are 0 to {}", peer, membership().size - 1));
+  Work submit_messages(const std::vector<Message>& messages, const CallOptions& options) {
+    for (const Message& each : messages) {
+      if (const Result<> valid = check_message(each); !valid) return Work(tl::unexpected(valid.error()));
     }
-    if (tag != 0) return refused(ErrorCode::kUnsupported, "NCCL matches messages by their order: use tag 0");
-    if (Result<> open = check_open(); !open) return Work(std::move(open));
+    const std::string what = describe(messages);
+    if (const Result<> open = check_open(); !open) return Work(tl::unexpected(open.error().in(what)));
     std::unique_lock order(order_);
     const Duration limit = timeout_of(options);
-    Result<> given = enqueue_message(Deadline::after(limit));
-    if (given) return track(limit, describe, nullptr, 0);
+    const Result<> given = enqueue(*communicator_, messages, *device_, Deadline::after(limit));
+    if (given)
+      return track(
+          limit, [what] { return what; }, nullptr, 0);
     order.unlock();
-    return refuse(given.error().in(describe()));
+    return refuse(given.error().in(what));
+  }
+  Result<> check_message(const Message& message) const {
+    if (message.peer == kAnyRank) {
+      return muster::fail(ErrorCode::kUnsupported, "NCCL cannot receive from any rank: name one");
+    }
+    if (message.peer < 0 || message.peer >= membership().size) {
+      return muster::fail(ErrorCode::kInvalidArgument, fmt::format("rank {}, but the group's ranks are 0 to {}",
+                                                                   message.peer, membership().size - 1));
+    }
+    if (message.tag != 0) {
+      return muster::fail(ErrorCode::kUnsupported, "NCCL matches messages by their order: use tag 0");
+    }
+    return {};
+  }
+  static std::string describe(const std::vector<Message>& messages) {
+    std::string text;
+    for (const Message& each : messages) {
+      text += fmt::format("{}{} rank {}", text.empty() ? "" : ", ", each.send ? "send to" : "receive from", each.peer);
+    }
+    return text;
   }
 
   Work track(Duration limit, std::function<std::string()> describe, std::function<void(const Result<>&)> ended,
@@ -248,7 +257,6 @@ class NcclGroup final : public Group {
   Duration timeout_of(const CallOptions& options) const {
     return options.timeout > Duration::zero() ? options.timeout : timeout();
   }
-  bool inherited() const { return getpid() != process_; }
 
   Result<std::unique_ptr<Group>> form_child(Store& store, const std::vector<Rank>& ranks,
                                             const GroupSpec& child) override {
@@ -260,7 +268,6 @@ class NcclGroup final : public Group {
     return form_group(std::move(host), device_);
   }
 
-  const pid_t process_ = getpid();
   const std::shared_ptr<Group> host_;
   const std::unique_ptr<Communicator> communicator_;
   const std::shared_ptr<Device> device_;
