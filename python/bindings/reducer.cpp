@@ -32,6 +32,7 @@ void throw_in_python(const ErrorException& failure) {
 std::shared_ptr<Reducer> make_reducer(const c10::intrusive_ptr<c10d::Backend>& backend,
                                       std::vector<at::Tensor> parameters, ReducerOptions options) {
   auto group = checked_group_of(backend);
+  options.device_group = &muster_backend(backend)->device_group();
   options.on_failure = &throw_in_python;
   const py::gil_scoped_release unlocked;
   const auto destroy = [](Reducer* reducer) {
@@ -116,7 +117,7 @@ void bind_reducer(py::module_& module) {
       .def(
           "_set_backend",
           [](Reducer& self, const c10::intrusive_ptr<c10d::Backend>& backend) {
-            self.set_group(checked_group_of(backend));
+            self.set_group(checked_group_of(backend), &muster_backend(backend)->device_group());
           },
           py::arg("backend"), WithoutLock())
       .def("bucket_parameters", &Reducer::bucket_parameters)

@@ -5,13 +5,18 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import device_double
+import muster.hooks
+import muster.nn
 import pytest
 import test_backend_collectives as collectives
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import muster
 
@@ -96,22 +101,75 @@ def two_devices(rank: int) -> None:
     assert tensor.cpu().unique().tolist() == [sum(range(dist.get_world_size()))]
 
 
-def ddp(rank: int) -> None:
-    """torch's wrapper, with a model on the device."""
-    size = dist.get_world_size()
+def two_layers() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+
+
+def check_training(wrap: Callable[..., torch.nn.Module], dtype: torch.dtype = torch.float32, **options: Any) -> None:
+    """Three steps of a model on the device, and of a model on the CPU that has the batches of all ranks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to(
-        device_double.DEVICE
-    )
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    inputs = torch.arange(32.0).view(4, 8) + rank
-    wrapped(inputs.to(device_double.DEVICE)).sum().backward()
-    local = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    wrapped = wrap(two_layers().to(device_double.DEVICE), **options)
+    model: torch.nn.Module = wrapped.module  # type: ignore[assignment]
+    local = two_layers()
     local.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
-    (sum(local(torch.arange(32.0).view(4, 8) + other).sum() for other in range(size)) / size).backward()
-    for ours, expected in zip(model.parameters(), local.parameters(), strict=True):
-        assert ours.grad is not None
-        torch.testing.assert_close(ours.grad.cpu(), expected.grad)
+    tolerance: Any = {} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
+    for step in range(3):
+        inputs = [torch.arange(32.0).view(4, 8).sin() + 0.1 * each + step for each in range(size)]
+        wrapped(inputs[rank].to(device_double.DEVICE)).sum().backward()
+        (sum(local(each).sum() for each in inputs) / size).backward()
+        for ours, expected in zip(model.parameters(), local.parameters(), strict=True):
+            assert ours.grad is not None
+            assert expected.grad is not None
+            torch.testing.assert_close(ours.grad.cpu(), expected.grad, **tolerance)
+            with torch.no_grad():
+                ours.sub_(0.01 * ours.grad)
+                expected.sub_(0.01 * expected.grad)
+            ours.grad = expected.grad = None
+
+
+def ddp(rank: int) -> None:
+    """Models on the device, wrapped by torch's class and by muster's."""
+    check_training(torch.nn.parallel.DistributedDataParallel)
+    check_training(muster.nn.DistributedDataParallel)
+    for options in (
+        {"gradient_as_bucket_view": False},
+        {"bucket_cap_mb": 0.0001},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+    ):
+        check_training(muster.nn.DistributedDataParallel, **options)
+    device_double.set_kernel_delay(DELAY)
+    check_training(muster.nn.DistributedDataParallel)
+    device_double.set_kernel_delay(0)
+
+    def with_hook(model: torch.nn.Module) -> torch.nn.Module:
+        wrapped = muster.nn.DistributedDataParallel(model)
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return wrapped
+
+    check_training(with_hook, torch.float16)
+    with pytest.raises(ValueError, match=r"the parameter 0.weight is on simulated"):
+        muster.nn.DistributedDataParallel(two_layers().to(device_double.DEVICE)).register_comm_hook(
+            None, muster.hooks.fp16()
+        )
+
+
+def no_sync_and_join(rank: int) -> None:
+    """Of muster's class: gradients that accumulate, and ranks with different numbers of batches."""
+    size = dist.get_world_size()
+    model = torch.nn.Linear(1, 1, bias=False).to(device_double.DEVICE)
+    wrapped = muster.nn.DistributedDataParallel(model)
+    one = torch.ones(1, 1, device=device_double.DEVICE)
+    with wrapped.no_sync():
+        wrapped(one * rank).sum().backward()
+    wrapped(one * 3).sum().backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad.item() == pytest.approx(sum(range(size)) / size + 3)
+    model.weight.grad = None
+    with wrapped.join():
+        for _ in range(rank + 1):
+            wrapped(one).sum().backward()
 
 
 def groups(rank: int) -> None:
@@ -131,6 +189,31 @@ def groups(rank: int) -> None:
     tensor = torch.ones(3, device=device_double.DEVICE)
     group.all_reduce(tensor)
     assert tensor.cpu().tolist() == [size] * 3
+
+
+def batches_of_messages(rank: int) -> None:
+    """Ranks send to each other and receive at once. Once the group is formed, in one kernel of NCCL."""
+    size = dist.get_world_size()
+    for formed in (False, True):
+        if formed:
+            dist.all_reduce(torch.ones(1, device=device_double.DEVICE))
+        for dtype in (torch.float32, torch.complex64):
+            sent = [
+                torch.full((50_000,), 10.0 * rank + peer, dtype=dtype).to(device_double.DEVICE) for peer in range(size)
+            ]
+            received = [torch.empty_like(sent[0]) for _ in range(size)]
+            received[0] = torch.empty(2, 50_000, dtype=dtype, device=device_double.DEVICE).t()[:, 0]  # with strides
+            calls = [
+                dist.P2POp(call, tensors[peer], peer)
+                for peer in range(size)
+                if peer != rank
+                for call, tensors in ((dist.isend, sent), (dist.irecv, received))
+            ]
+            for work in dist.batch_isend_irecv(calls):
+                work.wait()
+            for peer in range(size):
+                if peer != rank:
+                    assert (received[peer].cpu() == 10 * peer + rank).all()
 
 
 def errors(rank: int) -> None:

@@ -9,6 +9,16 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("device_program.py")
+ON_BOTH_WAYS = (
+    "torchs_calls",
+    "streams",
+    "two_devices",
+    "ddp",
+    "no_sync_and_join",
+    "groups",
+    "batches_of_messages",
+    "left",
+)
 
 
 def run(function: str, library: str = "") -> subprocess.CompletedProcess[str]:
@@ -22,15 +32,13 @@ def fake_nccl(release_build: Path) -> str:
     return str(release_build / "tests/nccl/libfake_nccl.so")
 
 
-@pytest.mark.parametrize("function", ["torchs_calls", "streams", "two_devices", "ddp", "groups", "errors", "left"])
+@pytest.mark.parametrize("function", [*ON_BOTH_WAYS, "errors"])
 def test_tensors_go_through_the_host(function: str, built_programs: Path) -> None:
     done = run(function)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "function", ["torchs_calls", "streams", "two_devices", "ddp", "groups", "left", "kernel_that_hangs", "nccl"]
-)
+@pytest.mark.parametrize("function", [*ON_BOTH_WAYS, "kernel_that_hangs", "nccl"])
 def test_tensors_go_over_nccl(function: str, fake_nccl: str, built_programs: Path) -> None:
     done = run(function, fake_nccl)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -112,7 +112,7 @@ def of_another_backend(rank: int) -> None:
 
 
 def on_another_device(rank: int) -> None:
-    with pytest.raises(ValueError, match=r"the parameter used.weight is on meta: use torch.nn.parallel"):
+    with pytest.raises(ValueError, match=r"the parameter used.weight is on meta and has no data: call to_empty"):
         DistributedDataParallel(TwoLayers().to("meta"), init_sync=False)
     with pytest.raises(RuntimeError, match="not needed when a module doesn't have any parameter that requires"):
         DistributedDataParallel(TwoLayers().requires_grad_(False))

@@ -43,6 +43,7 @@ def can_trace(model: DistributedDataParallel) -> bool:
         or (model._has_local_gradients and model.require_backward_grad_sync)  # it averages them, too
         or model._has_graph_breaks
         or hasattr(model, "buffer_hook")
+        or any(each.device.type != "cpu" for each in model._module_parameters)
         or _inductor_compiles()
     )
 

@@ -62,9 +62,9 @@ def _optimize_in_backward(
 
 class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[misc]
     """torch.nn.parallel.DistributedDataParallel with all of its arguments and methods. muster averages the gradients
-    while backward runs. For modules on the CPU, over a process group of the muster backend. Few things differ from
-    torch's class (docs/howto/ddp.md): gradient_as_bucket_view is True by default, bf16 hooks run on the CPU, and errors
-    name ranks and parameters.
+    while backward runs, over a process group of the muster backend. For modules on the CPU and on devices. Few things
+    differ from torch's class (docs/howto/ddp.md): gradient_as_bucket_view is True by default, bf16 hooks run on the
+    CPU, and errors name ranks and parameters.
 
     When another rank fails, the constructor, forward and backward raise muster.PeerLostError and related errors
     (muster.errors). Afterwards this object cannot be used, but the module that it wraps can.
@@ -133,13 +133,9 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
         self, parameters: list[Tensor], sparse: list[bool], names: dict[int, str], static_graph: bool
     ) -> None:
         for index, parameter in enumerate(parameters):
-            if parameter.device.type != "cpu":
-                self._log_and_throw(
-                    ValueError,
-                    "muster.nn.DistributedDataParallel is for modules on the CPU, but the parameter "
-                    f"{names[index].removeprefix('.')} is on {parameter.device}: use "
-                    "torch.nn.parallel.DistributedDataParallel for this module",
-                )
+            if parameter.is_meta:
+                where = f"the parameter {names[index].removeprefix('.')} is on meta"
+                self._log_and_throw(ValueError, f"{where} and has no data: call to_empty() first")
         options = _C.ReducerOptions()
         options.names = [names[index].removeprefix(".") for index in range(len(parameters))]
         if self.bucket_bytes_cap < 0:
@@ -235,7 +231,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
 
     def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
         for name, layer in module.named_modules():
-            if isinstance(layer, nn.SyncBatchNorm) and not isinstance(layer, SyncBatchNorm):
+            on_cpu = all(each.device.type == "cpu" for each in layer.parameters(recurse=False))
+            if isinstance(layer, nn.SyncBatchNorm) and not isinstance(layer, SyncBatchNorm) and on_cpu:
                 self._log_and_throw(
                     ValueError,
                     f"SyncBatchNorm layers only work with GPU modules, and {name or 'the module'} is one: put "
@@ -269,6 +266,11 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
     def _set_native_hook(self, state: object, hook: _C.NativeHook) -> None:
         if state is not None or self._use_python_reducer:
             raise ValueError(f"{hook!r} has no state and needs muster's reducer: register_comm_hook(None, hook)")
+        for name, parameter in zip(self.reducer.names, self.reducer.parameters, strict=True):
+            if parameter.device.type != "cpu":
+                raise ValueError(
+                    f"{hook!r} reduces gradients on the CPU, but the parameter {name} is on {parameter.device}"
+                )
         self.reducer._register_native_hook(backend_of(self.process_group), hook)
         self._comm_hooks.append((hook, state))
         self.logger._set_comm_hook_name(hook.name)

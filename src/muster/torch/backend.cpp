@@ -4,6 +4,7 @@
 #include <c10/core/Event.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "muster/torch/c10d/allocator.h"
@@ -13,18 +14,6 @@
 #include "muster/torch/store.h"
 
 namespace muster {
-namespace {
-
-/// True if the call was rejected before it began.
-bool was_rejected(const muster::Work& work) {
-  if (!work.done()) return false;
-  const Result<> result = work.result();
-  return !result &&
-         (result.error().code == ErrorCode::kInvalidArgument || result.error().code == ErrorCode::kUnsupported);
-}
-
-}  // namespace
-
 c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::create(const c10::intrusive_ptr<c10d::Store>& store,
                                                                   const GroupSpec& membership, Milliseconds timeout,
                                                                   std::shared_ptr<Arena> arena, Callbacks callbacks) {
@@ -56,7 +45,7 @@ ProcessGroupMuster::ProcessGroupMuster(std::unique_ptr<Store> store, std::unique
 
 void ProcessGroupMuster::release_resources() {
   if (!group_) return;  // released before
-  const std::unique_ptr<DeviceGroup> on_device = device_group_ ? std::move(*device_group_) : nullptr;
+  const std::unique_ptr<DeviceGroup> on_device = device_group_.release();
   if (getpid() != process_) {
     // A forked child has the group's memory but not its threads: destroying the group would wait for them forever.
     if (on_device) static_cast<void>(on_device->group.release());
@@ -84,15 +73,6 @@ void ProcessGroupMuster::setTimeout(Milliseconds timeout) {
   value_or_throw(group_->set_timeout(timeout));
 }
 
-muster::Work ProcessGroupMuster::submit(TensorRequest& request, const CallOptions& options) {
-  Group& group = request.device_group != nullptr ? *request.device_group->group : *group_;
-  auto& operations = request.operations;
-  if (operations.size() == 1) return group.submit(std::move(operations.front()), options);
-  return group.submit(
-      std::vector<Operation>(std::make_move_iterator(operations.begin()), std::make_move_iterator(operations.end())),
-      options);
-}
-
 ProcessGroupMuster::Handle ProcessGroupMuster::launch(TensorRequest&& request, at::TensorList inputs,
                                                       Milliseconds timeout) {
   if (coalescing()) {
@@ -104,65 +84,21 @@ ProcessGroupMuster::Handle ProcessGroupMuster::launch(TensorRequest&& request, a
   const CallOptions options{.timeout = timeout_or_default(timeout), .async = request.async || on_device};
   if (on_device && !request.async) {
     const auto work = c10::make_intrusive<TensorWork>(rank_, std::move(request), inputs, pending_);
-    start(work, options);
+    TensorWork::launch(work, *group_, options);
     work->wait();
     return nullptr;
   }
   if (request.async) {
     auto work = c10::make_intrusive<TensorWork>(rank_, std::move(request), inputs, pending_);
-    start(work, options);
+    TensorWork::launch(work, *group_, options);
     return work;
   }
   SyncCallScope scope(*this, request, inputs);
-  const muster::Work work = submit(request, options);
+  const muster::Work work = request.submit(*group_, options);
   const Result<> result = work.wait();
   if (result) request.copy_back();
   scope.end(result, work.sequence());
   return nullptr;
-}
-
-void ProcessGroupMuster::start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options) {
-  TensorRequest& request = work->request();
-  std::vector<muster::Work> parts;
-  // Receives first, so that messages find their buffers.
-  for (const bool sends : {false, true}) {
-    for (Message& message : request.messages) {
-      if (message.send != sends) continue;
-      parts.push_back(sends ? group_->send(std::move(message.data), message.peer, message.tag, options)
-                            : group_->receive(std::move(message.data), message.peer, message.tag, options));
-    }
-  }
-  uint64_t sequence = 0;
-  if (!request.operations.empty() && request.device_group != nullptr) {
-    const c10::Stream& stream = request.device_group->stream;
-    c10::Event inputs(stream.device_type());
-    inputs.record(current_stream(stream.device()));
-    inputs.block(stream);
-    const StreamScope scope(stream);
-    parts.push_back(submit(request, options));
-    sequence = parts.back().sequence();
-    if (!was_rejected(parts.back())) request.copy_back();
-    work->end_on_stream(stream);
-  } else if (!request.operations.empty()) {
-    parts.push_back(submit(request, options));
-    sequence = parts.back().sequence();
-  }
-  if (parts.size() == 1 && was_rejected(parts.front())) value_or_throw(parts.front().result());
-  // Messages have no sequence number: they use that of the last collective.
-  TensorWork::start(work, std::move(parts), sequence != 0 ? sequence : group_->sequence());
-}
-
-DeviceGroup* ProcessGroupMuster::device_group(c10::Device device) {
-  const GilRelease no_gil;
-  const std::lock_guard lock(device_mutex_);
-  if (!device_group_) {
-    std::vector<Rank> ranks(static_cast<size_t>(size_));
-    std::iota(ranks.begin(), ranks.end(), 0);
-    auto store = value_or_throw(store_->clone());
-    auto host = value_or_throw(group_->split(*store, ranks, c10::str("device.", splits_++)));
-    device_group_ = form_device_group(std::move(store), std::move(host), device);
-  }
-  return device_group_->get();
 }
 
 TensorRequest ProcessGroupMuster::request_in_block(OpType type, const char* title) {
@@ -186,7 +122,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::endCoalescing() {
   check_argument(coalescing(), "end_coalescing", "this thread has no open coalescing block");
   const auto block = std::move(block_);
   coalescing_thread_ = std::thread::id();  // last: now another thread may open a block
-  start(block, {.timeout = timeout_.load(), .async = true});
+  TensorWork::launch(block, *group_, {.timeout = timeout_.load(), .async = true});
   return block;
 }
 

@@ -26,7 +26,7 @@ namespace muster {
 /// c10d's base class rejects the operations that are not overridden here. Thread-safe as Group is. Throws
 /// c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false returns no Work.
 /// It blocks, or, over NCCL, makes the current stream wait.
-class ProcessGroupMuster final : public c10d::Backend, private DeviceGroups {
+class ProcessGroupMuster final : public c10d::Backend {
  public:
   using Handle = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -163,6 +163,7 @@ class ProcessGroupMuster final : public c10d::Backend, private DeviceGroups {
 
   /// The underlying group, for its transport and status.
   Group& group() { return *group_; }
+  LazyDeviceGroup& device_group() { return device_group_; }
   /// Collective. Makes another backend of the same ranks: its calls need no common order with the calls of this one. It
   /// may outlive this backend.
   c10::intrusive_ptr<ProcessGroupMuster> duplicate();
@@ -177,15 +178,14 @@ class ProcessGroupMuster final : public c10d::Backend, private DeviceGroups {
   TensorRequest request(OpType type, const char* title, bool async, at::TensorList outputs = {}) {
     TensorRequest made = coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
     if (made.async) made.outputs = outputs.vec();
-    made.device_groups = this;
+    made.device_groups = &device_group_;
     return made;
   }
   TensorRequest request_in_block(OpType type, const char* title);
-  DeviceGroup* device_group(c10::Device device) override;
-  /// That group, if it has been formed.
-  Group* group_on_device() {
-    const std::lock_guard lock(device_mutex_);
-    return device_group_ && *device_group_ ? (*device_group_)->group.get() : nullptr;
+  /// For messages. In a coalescing block they go over NCCL, in one kernel, once a collective has formed the group.
+  /// Others go through the host: in NCCL's one stream they would wait for each other.
+  LazyDeviceGroup* device_group_for_messages() {
+    return coalescing() && device_group_.formed() != nullptr ? &device_group_ : nullptr;
   }
   Milliseconds timeout_or_default(Milliseconds timeout) const {
     return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
@@ -194,8 +194,6 @@ class ProcessGroupMuster final : public c10d::Backend, private DeviceGroups {
   /// Submits the request to the core. Waits for it unless it is asynchronous or in a coalescing block. Profilers show
   /// `inputs`.
   Handle launch(TensorRequest&& request, at::TensorList inputs, Milliseconds timeout = c10d::kUnsetTimeout);
-  muster::Work submit(TensorRequest& request, const CallOptions& options);
-  void start(const c10::intrusive_ptr<TensorWork>& work, const CallOptions& options);
   Handle launch_recv(Tensors& tensors, int source, int tag, OpType type);
   c10::intrusive_ptr<ProcessGroupMuster> wrap_child_group(std::unique_ptr<Store> store,
                                                           Result<std::unique_ptr<Group>> group,
@@ -203,8 +201,7 @@ class ProcessGroupMuster final : public c10d::Backend, private DeviceGroups {
 
   std::unique_ptr<Store> store_;  // outlives the group, which may still use it
   std::unique_ptr<Group> group_;
-  std::mutex device_mutex_;                                   ///< guards the next field
-  std::optional<std::unique_ptr<DeviceGroup>> device_group_;  ///< empty until a tensor on a device has come
+  LazyDeviceGroup device_group_{*group_, *store_};
   std::atomic<Milliseconds> timeout_;
   std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const Callbacks callbacks_;

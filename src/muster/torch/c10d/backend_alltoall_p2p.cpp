@@ -86,7 +86,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::send(Tensors& tensors, int dst, i
   TensorRequest request = this->request(OpType::SEND, "muster:send", /*async=*/true);
   const at::Tensor& tensor = single_tensor(tensors, "send");
   const Rank peer = check_rank(dst, size_, "send", "destination");
-  request.device_groups = nullptr;  // through the host: NCCL has no tags, and to form its group needs all ranks
+  request.device_groups = device_group_for_messages();
   request.messages.push_back({request.read(tensor), peer, tag_of(tag, "send"), true});
   return launch(std::move(request), tensors);
 }
@@ -96,7 +96,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::launch_recv(Tensors& tensors, int
   TensorRequest request = this->request(type, any ? "muster:recvAnySource" : "muster:recv", /*async=*/true, tensors);
   const at::Tensor& tensor = single_tensor(tensors, "recv");
   const Rank peer = any ? kAnyRank : check_rank(src, size_, "recv", "source");
-  request.device_groups = nullptr;  // as in send()
+  request.device_groups = any ? nullptr : device_group_for_messages();
   request.messages.push_back({request.write(tensor), peer, tag_of(tag, "recv"), false});
   return launch(std::move(request), tensors);
 }

@@ -21,7 +21,7 @@ void ProcessGroupMuster::waitForPendingWorks() {
 
 c10d::ErrorType ProcessGroupMuster::getError() {
   Result<> status = group_->status();
-  if (Group* const on_device = group_on_device(); status && on_device != nullptr) status = on_device->status();
+  if (Group* const on_device = device_group_.formed(); status && on_device != nullptr) status = on_device->status();
   if (status) return c10d::ErrorType::SUCCESS;
   if (status.error().code == ErrorCode::kTimeout) return c10d::ErrorType::TIMEOUT;
   return status.error().code == ErrorCode::kPeerLost ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;
@@ -29,7 +29,7 @@ c10d::ErrorType ProcessGroupMuster::getError() {
 
 void ProcessGroupMuster::abort() {
   const Error why{ErrorCode::kAborted, "the process group was aborted by its user", rank_};
-  if (Group* const on_device = group_on_device()) on_device->abort(why);
+  if (Group* const on_device = device_group_.formed()) on_device->abort(why);
   group_->abort(why);
 }
 
@@ -39,11 +39,11 @@ void ProcessGroupMuster::shutdown() {
   if (getpid() != process_) return;
   if (!pending_->drain(kGrace)) {
     const Error why{ErrorCode::kAborted, "the process group was shut down with operations pending", rank_};
-    if (Group* const on_device = group_on_device()) on_device->abort(why);
+    if (Group* const on_device = device_group_.formed()) on_device->abort(why);
     group_->abort(why);
     pending_->drain(kGrace);
   }
-  if (Group* const on_device = group_on_device()) on_device->leave();
+  if (Group* const on_device = device_group_.formed()) on_device->leave();
   group_->leave();  // needed because a model or a hook may still hold the group
 }
 

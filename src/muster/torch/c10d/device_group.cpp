@@ -6,10 +6,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdlib>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "muster/base/log.h"
 #include "muster/nccl/group.h"
+#include "muster/torch/c10d/gil_release.h"
 #include "muster/torch/c10d/staging.h"
 #include "muster/torch/c10d/torch_versions.h"
 #include "muster/torch/exception.h"
@@ -56,8 +59,7 @@ bool has_library() {
 }
 #endif
 
-}  // namespace
-
+/// Collective over `host`; the new group owns it and `store`.
 std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Store> store, std::unique_ptr<Group> host,
                                                c10::Device device) {
 #if MUSTER_TORCH_HAS_NATIVE_STREAMS
@@ -78,6 +80,34 @@ std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Store> store, std
   (void)host;
   (void)device;
   return nullptr;
+}
+
+}  // namespace
+
+DeviceGroup* LazyDeviceGroup::for_device(c10::Device device) {
+  const GilRelease no_gil;
+  const std::lock_guard forming(forming_);
+  if (group_) return group_->get();
+  std::vector<Rank> ranks(static_cast<size_t>(host_.membership().size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  auto store = value_or_throw(store_.clone());
+  auto host = value_or_throw(host_.split(*store, ranks, "device"));
+  auto formed = form_device_group(std::move(store), std::move(host), device);
+  const std::lock_guard lock(mutex_);
+  group_ = std::move(formed);
+  // The group of the host may have been aborted meanwhile.
+  if (const Result<> open = host_.status(); !open && *group_) (*group_)->group->abort(open.error());
+  return group_->get();
+}
+
+Group* LazyDeviceGroup::formed() const {
+  const std::lock_guard lock(mutex_);
+  return group_ && *group_ ? (*group_)->group.get() : nullptr;
+}
+
+std::unique_ptr<DeviceGroup> LazyDeviceGroup::release() {
+  const std::lock_guard lock(mutex_);
+  return group_ ? std::move(*group_) : nullptr;
 }
 
 }  // namespace muster

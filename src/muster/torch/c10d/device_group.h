@@ -3,6 +3,8 @@
 #include <c10/core/Stream.h>
 
 #include <memory>
+#include <mutex>
+#include <optional>
 
 #include "muster/group/group.h"
 
@@ -16,20 +18,27 @@ struct DeviceGroup {
   c10::Device device() const { return stream.device(); }
 };
 
-/// Finds the group for tensors on a device, and forms it at the first call: then all ranks must call it. Null: tensors
-/// of the device go through the host.
-class DeviceGroups {
+/// The group on a device of the ranks of a group. It is formed for the first tensor on a device. Thread-safe.
+class LazyDeviceGroup {
  public:
-  virtual DeviceGroup* device_group(c10::Device device) = 0;
+  /// `host` was formed in `store`. Both must outlive this. At most one for each group.
+  LazyDeviceGroup(Group& host, Store& store) : host_(host), store_(store) {}
 
- protected:
-  ~DeviceGroups() = default;
+  /// The first call forms the group, so all ranks must make it. Null unless MUSTER_NCCL_LIBRARY names a library that
+  /// can be loaded at all ranks: then tensors on a device go through the host. Throws if NCCL fails, as it does for two
+  /// ranks on one GPU.
+  DeviceGroup* for_device(c10::Device device);
+  /// Null if it has not been formed. Does not wait while another thread forms it.
+  Group* formed() const;
+  /// For the owner that destroys it; may be null.
+  std::unique_ptr<DeviceGroup> release();
+
+ private:
+  Group& host_;
+  Store& store_;
+  std::mutex forming_;
+  mutable std::mutex mutex_;  ///< guards the next field, which changes only while `forming_` is held, too
+  std::optional<std::unique_ptr<DeviceGroup>> group_;  ///< empty until the first tensor on a device
 };
-
-/// Collective over `host`, which was formed in `store`; the new group owns both. Returns null unless
-/// MUSTER_NCCL_LIBRARY names a library that can be loaded at all ranks. Throws if NCCL fails, as it does for two ranks
-/// on one GPU.
-std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Store> store, std::unique_ptr<Group> host,
-                                               c10::Device device);
 
 }  // namespace muster

@@ -74,7 +74,7 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 /// memory of the host instead.
 bool TensorRequest::choose_memory(const at::Tensor& tensor) {
   if (!tensor.is_cpu() && device_group == nullptr && device_groups != nullptr) {
-    device_group = device_groups->device_group(tensor.device());
+    device_group = device_groups->for_device(tensor.device());
     check_argument(device_group == nullptr || !uses_host_, title, "some tensors are on the CPU and some on ",
                    tensor.device(), ": one call over NCCL takes tensors of one device");
   }
@@ -176,6 +176,13 @@ void TensorRequest::join(TensorRequest other) {
   append(messages, other.messages);
   append(keep_alive_, other.keep_alive_);
   append(copies_, other.copies_);
+}
+
+muster::Work TensorRequest::submit(Group& group, const CallOptions& options) {
+  if (operations.size() == 1) return group.submit(std::move(operations.front()), options);
+  return group.submit(
+      std::vector<Operation>(std::make_move_iterator(operations.begin()), std::make_move_iterator(operations.end())),
+      options);
 }
 
 void TensorRequest::copy_back() {

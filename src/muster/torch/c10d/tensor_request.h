@@ -10,20 +10,12 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "muster/collective/operation.h"
+#include "muster/group/group.h"
 
 namespace muster {
 
 struct DeviceGroup;
-class DeviceGroups;
-
-/// One message of a request.
-struct Message {
-  BufferView data;
-  Rank peer = 0;
-  uint32_t tag = 0;
-  bool send = true;
-};
+class LazyDeviceGroup;
 
 /// A c10d call that is submitted to the core: its operations, the tensors that they use, and the results that are
 /// copied back at the end. The core needs plain memory of the host (tensor.h), so a request replaces other tensors by
@@ -44,8 +36,8 @@ class TensorRequest {
   std::vector<at::Tensor> outputs;            ///< returned by Work::result() and by futures
   c10::SmallVector<Operation, 1> operations;  ///< rarely more than one
   std::vector<Message> messages;
-  DeviceGroups* device_groups = nullptr;  ///< null: tensors on a device go through the host
-  DeviceGroup* device_group = nullptr;    ///< runs the operations, if the tensors are on its device
+  LazyDeviceGroup* device_groups = nullptr;  ///< null: tensors on a device go through the host
+  DeviceGroup* device_group = nullptr;       ///< runs the operations, if the tensors are on its device
   /// In a coalescing block: the deleter cancels the block if the request is destroyed before it has joined the block.
   std::shared_ptr<void> block_guard;
 
@@ -82,6 +74,8 @@ class TensorRequest {
   /// Adds the operations of another call, which then complete together with this one.
   void join(TensorRequest other);
 
+  /// Submits the operations, not the messages.
+  muster::Work submit(Group& group, const CallOptions& options);
   /// Copies the results to the caller's tensors, once the operation has succeeded.
   void copy_back();
   /// Drops all copies and references, once the operation has ended.

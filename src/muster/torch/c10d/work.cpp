@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "muster/base/log.h"
+#include "muster/torch/c10d/device_group.h"
 #include "muster/torch/c10d/gil_release.h"
 #include "muster/torch/c10d/staging.h"
 #include "muster/torch/exception.h"
@@ -82,10 +83,47 @@ void TensorWork::start(const c10::intrusive_ptr<TensorWork>& work, std::vector<m
   }
 }
 
-void TensorWork::end_on_stream(const c10::Stream& stream) {
-  stream_ = stream;
-  on_stream_.emplace(stream.device_type());
-  on_stream_->record(stream);
+namespace {
+
+/// True if the call was rejected before it began.
+bool was_rejected(const muster::Work& work) {
+  if (!work.done()) return false;
+  const Result<> result = work.result();
+  return !result &&
+         (result.error().code == ErrorCode::kInvalidArgument || result.error().code == ErrorCode::kUnsupported);
+}
+
+std::vector<muster::Work> submit(TensorRequest& request, Group& group, const CallOptions& options) {
+  std::vector<muster::Work> parts;
+  if (!request.messages.empty()) parts = group.exchange(std::move(request.messages), options);
+  if (!request.operations.empty()) parts.push_back(request.submit(group, options));
+  return parts;
+}
+
+}  // namespace
+
+void TensorWork::launch(const c10::intrusive_ptr<TensorWork>& work, Group& host, const CallOptions& options) {
+  TensorRequest& request = work->request_;
+  const DeviceGroup* const on_device = request.device_group;
+  std::vector<muster::Work> parts;
+  if (on_device == nullptr) {
+    parts = submit(request, host, options);
+  } else {
+    const c10::Stream& stream = on_device->stream;
+    c10::Event inputs(stream.device_type());
+    inputs.record(current_stream(stream.device()));
+    inputs.block(stream);
+    const StreamScope scope(stream);
+    parts = submit(request, *on_device->group, options);
+    if (std::ranges::none_of(parts, was_rejected)) request.copy_back();
+    work->stream_ = stream;
+    work->on_stream_.emplace(stream.device_type());
+    work->on_stream_->record(stream);
+  }
+  if (parts.size() == 1 && was_rejected(parts.front())) value_or_throw(parts.front().result());
+  // Messages have no sequence number: they use that of the last collective.
+  const uint64_t sequence = parts.empty() || parts.back().sequence() == 0 ? host.sequence() : parts.back().sequence();
+  start(work, std::move(parts), sequence);
 }
 
 bool TensorWork::parts_done() const {

@@ -55,8 +55,8 @@ class PendingWorks {
 };
 
 /// c10d's handle of one call: its request, whose tensors it keeps alive, and the core's Works. It is complete when the
-/// last of these Works is done and the results have been copied to the caller's tensors. With end_on_stream(), wait()
-/// may return before. Thread-safe.
+/// last of these Works is done and the results have been copied to the caller's tensors. If it runs on a device, wait()
+/// may return before: it makes the calling thread's stream wait, and not the thread. Thread-safe.
 class TensorWork final : public c10d::Work {
  public:
   /// Profilers show `inputs`.
@@ -67,9 +67,9 @@ class TensorWork final : public c10d::Work {
   /// Until start() or cancel() is called, wait() returns at once, because the coalescing block has not begun.
   static void start(const c10::intrusive_ptr<TensorWork>& work, std::vector<muster::Work> parts, uint64_t sequence);
 
-  /// The request's stream, and the point in it after the results. From now on, wait() makes the calling thread's stream
-  /// wait, and not the thread. Before start().
-  void end_on_stream(const c10::Stream& stream);
+  /// Submits the request to `host`, or to the group on the device that its tensors are on, and starts the Work. Returns
+  /// when it is submitted, if options.async. Throws if the group refuses the request's only operation.
+  static void launch(const c10::intrusive_ptr<TensorWork>& work, Group& host, const CallOptions& options);
 
   /// Called instead of start(): no operation begins, and wait() throws `why`.
   void cancel(const Error& why);
@@ -95,8 +95,8 @@ class TensorWork final : public c10d::Work {
   void complete_future();
 
   TensorRequest request_;
-  std::optional<c10::Stream> stream_;    ///< of a request on a device; constant after start()
-  std::optional<c10::Event> on_stream_;  ///< the point after its results; constant after start()
+  std::optional<c10::Stream> stream_;    ///< of a request on a device; constant after launch()
+  std::optional<c10::Event> on_stream_;  ///< the point after its results; constant after launch()
   const std::shared_ptr<PendingWorks> pending_;
   const TimePoint began_ = steady_clock().now();
   TimePoint ended_{};  ///< written by the thread that sets completing_, before finish() sets completed_ under mutex_

@@ -73,6 +73,7 @@ std::unique_ptr<muster::Reducer> make_reducer(const torch::nn::Module& module, c
   reducer.find_unused_parameters = options.find_unused_parameters;
   reducer.static_graph = options.static_graph;
   reducer.verify = options.init_sync;
+  reducer.device_group = options.device_group;
   reducer.skip_all_reduce_unused_parameters = options.skip_all_reduce_unused_parameters;
   return std::make_unique<muster::Reducer>(group, std::move(parameters), std::move(reducer));
 }

@@ -86,12 +86,13 @@ std::string Reducer::last_error() const { return Locked(*this)->error; }
 void Reducer::note_error(std::string text) { Locked(*this)->error = std::move(text); }
 void Reducer::reset() { Locked(*this)->reset(); }
 
-void Reducer::set_group(std::shared_ptr<Group> group) {
+void Reducer::set_group(std::shared_ptr<Group> group, LazyDeviceGroup* device_group) {
   const Locked impl(*this);
   impl->reset();
   impl->phase = Impl::Phase::kIdle;
   impl->agreement.reset();
   impl->group = std::move(group);
+  impl->options.device_group = device_group;
   impl->build_buckets(impl->buckets.plan());  // new buffers, in memory that the new group's ranks share
 }
 

@@ -17,6 +17,7 @@
 namespace muster {
 
 class ErrorException;
+class LazyDeviceGroup;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -38,15 +39,18 @@ struct ReducerOptions {
   std::vector<bool> sparse;  ///< by parameter: true if its gradient is sparse; if empty, all are dense
   std::optional<at::ScalarType> reduction_dtype;  ///< the dtype in which gradients of real parameters are reduced
   bool optimizer_in_backward = false;             ///< see Reducer::set_optimizer_in_backward()
+  /// Of the group, for parameters on a device; must live as long as the group. Null: their gradients are reduced
+  /// through memory of the host.
+  LazyDeviceGroup* device_group = nullptr;
   /// Called with a failure before it leaves a backward. May throw another exception instead, such as Python's.
   std::function<void(const ErrorException&)> on_failure;
 };
 
 /// Averages gradients over a group's ranks while backward still runs. Used by muster::nn::DistributedDataParallel and
-/// muster.nn.DistributedDataParallel, one for each model replica. The gradients lie in buckets, one buffer each, in
-/// memory that the ranks of this host share. Hooks on the parameters fill the buckets, and a full bucket is all-reduced
-/// (or given to the communication hook) while backward continues. After the first backward the buckets are rebuilt in
-/// the order in which gradients arrived at rank 0.
+/// muster.nn.DistributedDataParallel, one for each model replica. The gradients lie in buckets, one buffer each: on the
+/// parameters' device, or in memory that the ranks of this host share. Hooks on the parameters fill the buckets, and a
+/// full bucket is all-reduced (or given to the communication hook) while backward continues. After the first backward
+/// the buckets are rebuilt in the order in which gradients arrived at rank 0.
 ///
 /// A backward that fails waits for the operations that it has submitted. The next one begins only if all ranks failed
 /// at the same point (failure_agreement.h); otherwise it fails at all ranks.
@@ -113,7 +117,7 @@ class Reducer {
   std::string last_error() const;
   void note_error(std::string text);
   void reset();
-  void set_group(std::shared_ptr<Group> group);
+  void set_group(std::shared_ptr<Group> group, LazyDeviceGroup* device_group = nullptr);
 
   /// The parameters of each bucket, in the order of reduction, and the bytes of each bucket.
   std::vector<std::vector<size_t>> bucket_parameters() const;

@@ -112,6 +112,7 @@ void Bucket::begin_backward() {
   pending = parameters.size();
   skipped = false;
   work.reset();
+  device_work.reset();
   future.reset();
   event.reset();
   times = {};

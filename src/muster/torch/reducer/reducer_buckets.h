@@ -72,6 +72,7 @@ struct Bucket : BucketLayout {
   size_t pending = 0;    ///< gradients that have not arrived yet
   bool skipped = false;  ///< not reduced, as no rank uses its parameters
   std::optional<Work> work;
+  c10::intrusive_ptr<TensorWork> device_work;      ///< of a buffer on a device, used instead of `work`
   c10::intrusive_ptr<c10::ivalue::Future> future;  ///< the hook's future, used instead of `work`
   std::optional<ProfilerEvent> event;
   BucketTimes times;

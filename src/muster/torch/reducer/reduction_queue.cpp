@@ -10,6 +10,20 @@
 
 namespace muster {
 
+namespace {
+
+/// Waits for a Work whose failure is not of interest.
+bool ends(TensorWork& work, const Deadline& deadline) {
+  try {
+    work.wait(
+        std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.left()), std::chrono::milliseconds(1)));
+  } catch (const std::exception&) {
+  }
+  return work.isCompleted();
+}
+
+}  // namespace
+
 template <class Body>
 auto ReductionQueue::with_hook_errors(Body body) const {
   try {
@@ -22,9 +36,9 @@ auto ReductionQueue::with_hook_errors(Body body) const {
   }
 }
 
-/// Sparse and accelerator buckets are reduced at the end of backward, by blocking calls.
+/// Sparse buckets are reduced at the end of backward, by blocking calls.
 bool ReductionQueue::is_deferred(const Bucket& bucket) const {
-  return !bucket.skipped && !hook_ && !is_single_rank() && (bucket.sparse || !bucket.buffer.device().is_cpu());
+  return bucket.sparse && !bucket.skipped && !hook_ && !is_single_rank();
 }
 
 void ReductionQueue::submit_full(bool last_inline) {
@@ -51,6 +65,10 @@ void ReductionQueue::submit(size_t index, bool inline_call) {
     });
     return;
   }
+  if (!bucket->buffer.device().is_cpu()) {
+    bucket->device_work = begin_on_device(bucket->buffer);
+    return;
+  }
   bucket->event.emplace("muster:all_reduce", bucket->buffer);
   bucket->work =
       context_.group->all_reduce(value_or_throw(view_of(bucket->buffer)), ReduceOp::kAverage, {.async = !inline_call});
@@ -61,14 +79,19 @@ void ReductionQueue::reduce_deferred() {
   for (const auto& bucket : buckets_.all()) {
     if (!is_deferred(*bucket)) continue;
     bucket->times.begun = steady_clock().now();
-    if (bucket->sparse) {
-      bucket->buffer.copy_(sum_sparse(*context_.group, bucket->buffer).div_(context_.size()));
-    } else {
-      const at::Tensor host = bucket->buffer.cpu();
-      value_or_throw(context_.group->all_reduce(value_or_throw(view_of(host)), ReduceOp::kAverage).wait());
-      bucket->buffer.copy_(host);
-    }
+    bucket->buffer.copy_(sum_sparse(*context_.group, bucket->buffer.cpu()).div_(context_.size()));
   }
+}
+
+c10::intrusive_ptr<TensorWork> ReductionQueue::begin_on_device(const at::Tensor& buffer) const {
+  TensorRequest request(c10d::OpType::ALLREDUCE, "muster:all_reduce", /*async=*/true);
+  request.device_groups = context_.options.device_group;
+  const BufferView data = request.in_place(buffer);
+  request.add(Collective::kAllReduce, data, data).call.op = ReduceOp::kAverage;
+  auto work = c10::make_intrusive<TensorWork>(context_.rank(), std::move(request), at::TensorList(buffer),
+                                              std::make_shared<PendingWorks>());
+  TensorWork::launch(work, *context_.group, {.async = true});
+  return work;
 }
 
 void ReductionQueue::wait_for_hooks() const {
@@ -94,6 +117,7 @@ void ReductionQueue::wait_for_future(const HookFuture& future, const Bucket* buc
 
 at::Tensor ReductionQueue::result_of(Bucket& bucket) const {
   if (bucket.work) value_or_throw(bucket.work->wait());
+  if (bucket.device_work) bucket.device_work->wait();
   bucket.event.reset();
   at::Tensor result = bucket.buffer;
   if (bucket.future) {
@@ -125,6 +149,7 @@ Result<> ReductionQueue::drain() {
   bool complete = true;
   for (const auto& bucket : buckets_.all()) {
     if (bucket->work) static_cast<void>(bucket->work->wait());
+    if (bucket->device_work) complete = ends(*bucket->device_work, deadline) && complete;
     if (bucket->future) complete = wait_until(bucket->future, deadline) && complete;
   }
   for (const auto& future : std::exchange(futures_, {})) complete = wait_until(future, deadline) && complete;

@@ -37,11 +37,12 @@ class ReductionQueue {
   void submit_full(bool last_inline);
   size_t begun() const { return begun_; }
   bool all_begun() const { return begun_ == buckets_.all().size(); }
-  /// Reduces the sparse and the accelerator buckets, which cannot be submitted asynchronously.
+  /// Reduces the sparse buckets, which cannot be submitted asynchronously.
   void reduce_deferred();
   /// Waits until the hook has completed all futures. Until then the hook may submit further operations.
   void wait_for_hooks() const;
-  /// Waits for the bucket's reduction. Returns the reduced buffer, which is the bucket's own or the hook's.
+  /// Waits for the bucket's reduction; on a device, the current stream waits instead. Returns the reduced buffer, which
+  /// is the bucket's own or the hook's.
   at::Tensor result_of(Bucket& bucket) const;
   /// Waits for the futures that wait_at_end() was given.
   void finish();
@@ -58,6 +59,7 @@ class ReductionQueue {
   bool is_native() const { return dynamic_cast<const NativeHook*>(hook_.get()) != nullptr; }
   bool is_deferred(const Bucket& bucket) const;
   void submit(size_t index, bool inline_call);
+  c10::intrusive_ptr<TensorWork> begin_on_device(const at::Tensor& buffer) const;
   void wait_for_future(const HookFuture& future, const Bucket* bucket) const;
 
   const ReducerContext& context_;
