@@ -40,7 +40,7 @@ build: setup
 	@$(STAGE) build -- cmake --build --preset release -j $(JOBS)
 
 demo: setup  # builds what it runs, and no tests
-	@$(STAGE) configure -- cmake --preset release
+	@$(STAGE) configure -- cmake --preset release -DMUSTER_WERROR=$(WERROR)
 	@$(STAGE) build -- cmake --build --preset release --target muster _C -j $(JOBS)
 	muster run --nproc-per-node 2 examples/python/digits.py
 
