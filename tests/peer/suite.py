@@ -17,26 +17,29 @@ from peer.torch_source import load_copy
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 
-# Replacements in the source, by text. muster runs the tests of CPU tensors, which are those for Gloo, and the CPU
-# all-to-all tests, which are those for MPI. Timeouts are longer, because all ranks must arrive in time on a loaded
-# machine.
+# Replacements in the source, by text. Timeouts are longer, because all ranks must arrive in time on a loaded machine.
+TIMEOUTS = {
+    "def sync(cls, wait_for=None, timeout=10)": "def sync(cls, wait_for=None, timeout=100)",
+    "timeout = timedelta(seconds=1)": "timeout = timedelta(seconds=5)",
+    "timeout = timedelta(seconds=2)": "timeout = timedelta(seconds=5)",
+}
+# muster runs the tests of CPU tensors, which are those for Gloo, and the CPU all-to-all tests, which are those for MPI.
 RULES = {
     'BACKEND != "gloo"': 'BACKEND not in ("gloo", "muster")',
     'BACKEND != "mpi"': 'BACKEND not in ("mpi", "muster")',
     'BACKEND == "mpi" or BACKEND == "gloo"': 'BACKEND in ("mpi", "gloo", "muster")',
     'require_backend_is_available({"gloo"})': 'require_backend_is_available({"gloo", "muster"})',
     "    dist.Backend.GLOO,\n": '    dist.Backend.GLOO,\n    "muster",\n',  # profiled backends
-    "def sync(cls, wait_for=None, timeout=10)": "def sync(cls, wait_for=None, timeout=100)",
-    "timeout = timedelta(seconds=1)": "timeout = timedelta(seconds=5)",
-    "timeout = timedelta(seconds=2)": "timeout = timedelta(seconds=5)",
 }
+# muster-mpi runs those for MPI.
+MPI_RULES = {'"mpi"': '"muster-mpi"'}
 
 
 def load(
-    world_size: int, name: str = MODULE, rewrite: Callable[[str], str] = lambda source: source
+    world_size: int, name: str = MODULE, rewrite: Callable[[str], str] = lambda source: source, backend: str = "muster"
 ) -> types.ModuleType:
-    """The module under that name, changed by RULES and by `rewrite`. Its world size cannot change later."""
-    os.environ.update(BACKEND="muster", WORLD_SIZE=str(world_size))
+    """The module under that name, changed by the rules for `backend` and by `rewrite`. Its world size stays."""
+    os.environ.update(BACKEND=backend, WORLD_SIZE=str(world_size))
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share the cores of one machine
     os.environ.setdefault("TEMP_DIR", os.environ.get("TMPDIR", "/tmp"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -44,8 +47,9 @@ def load(
 
     features = common_distributed.DistTestCases.backend_feature
     for feature in ("ddp", "gpu", "subgroup", "plugin"):
-        features[feature].add("muster")
-    return load_copy(MODULE, name, RULES, __file__, rewrite)
+        features[feature].add(backend)
+    rules = MPI_RULES if backend == "muster-mpi" else RULES
+    return load_copy(MODULE, name, rules | TIMEOUTS, __file__, rewrite)
 
 
 def test_case(module: types.ModuleType, owner: str) -> type:
