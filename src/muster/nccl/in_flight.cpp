@@ -11,6 +11,16 @@ namespace {
 
 /// How often the thread looks. Threads that wait look all the time.
 constexpr Duration kInterval = 1ms;
+/// How long kernels may take to end once they are aborted.
+constexpr Duration kAbortTime = 10s;
+
+bool has_ended(Device::Event& event) {
+  try {
+    return event.reached();
+  } catch (const std::exception&) {
+    return true;  // the device has failed
+  }
+}
 
 }  // namespace
 
@@ -41,6 +51,11 @@ void InFlight::fail(const Error& why, const std::function<void()>& end_kernels) 
   ++finishing_;
   lock.unlock();
   end_kernels();
+  // NCCL tells kernels to end, and does not wait for that.
+  const Deadline deadline = Deadline::after(kAbortTime);
+  for (const Entry& each : entries) {
+    while (!has_ended(*each.event) && !deadline.passed()) std::this_thread::yield();
+  }
   finish_all(entries, why);
 }
 

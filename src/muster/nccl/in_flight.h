@@ -33,8 +33,8 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
   ~InFlight() override;
 
   Work add(Entry entry, uint64_t sequence);
-  /// Finishes all operations with `why`, also later ones, after end_kernels(): until then a kernel may use the memory.
-  /// An operation whose kernel ends in end_kernels() has failed, too.
+  /// Finishes all operations with `why`, also later ones, after end_kernels() and the end of the kernels that it
+  /// aborts: until then they may use the memory. An operation whose kernel ends in end_kernels() has failed, too.
   void fail(const Error& why, const std::function<void()>& end_kernels);
   bool wait_until_empty(const Deadline& deadline);
   /// Ends the thread, and waits for those that finish operations now. Not from a callback of a Work.
