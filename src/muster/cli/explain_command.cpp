@@ -13,12 +13,16 @@ int explain_command(const std::string& own_path, const std::vector<std::string>&
   if (!args.empty() && args.front() == "graph") {
     return run_module("muster.graph._plan.explain", own_path, {args.begin() + 1, args.end()});
   }
+  if (!args.empty() && args.front() == "--devices") {
+    return run_module("muster.devices", own_path, {args.begin() + 1, args.end()});
+  }
   Question question;
   std::string collective;
   bool all = false, table = false, picture = false;
   CLI::App app(
       "Shows how a collective runs: its form in shared memory or its algorithm over links, with predicted times.\n"
-      "`muster explain graph PLAN` shows the step of a compiled graph before and after its plan.",
+      "`muster explain graph PLAN` shows the step of a compiled graph before and after its plan.\n"
+      "`muster explain --devices` shows the GPUs and network adapters of this machine, and how they are linked.",
       "muster explain");
   app.add_option("COLLECTIVE", collective, "all_reduce, broadcast, ...")->type_name("")->required();
   app.add_option("--bytes", question.bytes,
