@@ -131,8 +131,8 @@ def test_options_named_in_documents_exist() -> None:
                 command += [word for word in words[2:] if word in subcommands][:1]
             elif command == ["bench"] and len(words) > 2 and words[2].isalpha() and words[2].islower():
                 command.append(words[2])
-            elif words[1:3] == ["explain", "graph"]:
-                command.append("graph")
+            elif words[1:3] in (["explain", "graph"], ["explain", "--devices"]):
+                command.append(words.pop(2))
             known = options_of(*command) | (options_of("store") if command[0] == "store" else set())
             for word in words[2:]:
                 if command == ["run"] and re.search(r"\.py$|^\./|^package\.", word):
