@@ -66,6 +66,12 @@ def test_tensor_parallel_blocks_make_a_row(tmp_path: Path) -> None:
     assert set(row["also"]) == set(ALSO)
 
 
+def test_compiling_makes_a_row(tmp_path: Path) -> None:
+    (row,) = over_network(tmp_path, "--parts", "compile", "--side", "64", "--batch", "8")
+    assert min(row["muster"], row["peer"], *row["also"].values()) > 0
+    assert row["also"].keys() == {"inductor muster", "muster gloo"}
+
+
 def test_models_make_a_row_each(tmp_path: Path) -> None:
     rows = over_network(tmp_path, "--parts", "layouts", "--models", "words,perceptron-sharded")
     assert [row["case"].partition(",")[0] for row in rows] == ["words", "perceptron-sharded"]

@@ -24,8 +24,8 @@ PEERS: tuple[str, ...] = ("gloo",)
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
 ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
-PARTS = ("small", "calls", "norms", "perceptron", "decoder", "gather", "blocks", "ddp", "layouts")
-_WITH_SIDES = "gather, blocks and ddp"  # which, like layouts, are over a network
+PARTS = ("small", "calls", "norms", "perceptron", "decoder", "gather", "blocks", "compile", "ddp", "layouts")
+_WITH_SIDES = "gather, blocks, compile and ddp"  # which, like layouts, are over a network
 # Of part layouts: a kind of model, and how it is split among the ranks.
 MODELS = (
     "perceptron-data",
@@ -43,7 +43,7 @@ MODELS = (
 )
 _MODEL_VARIANTS = (PACKAGE, THEIRS, "inductor muster", "muster gloo", "eager muster", "eager gloo", "bare")
 HEAD = 64  # features of an attention head of the decoder
-_LAYERS, _SMALL, _DECODER_LAYERS, _BLOCKS, _DDP_LAYERS = 8, 32, 4, 4, 4
+_LAYERS, _SMALL, _DECODER_LAYERS, _BLOCKS, _COMPILED_BLOCKS, _DDP_LAYERS = 8, 32, 4, 4, 16, 4
 _CHAINED, _CHAINED_BYTES = 16, 16384
 
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> Iterator[Row]:
     unfit = [count for count in ranks if arguments.width <= 0 or arguments.width % (HEAD * count)]
     if unfit and "decoder" in parts:
         raise ValueError(f"--width takes a multiple of {HEAD * unfit[0]}: each of {unfit[0]} ranks has heads of {HEAD}")
-    over_network = {"gather": _gather, "blocks": _blocks, "ddp": _ddp, "layouts": _layouts}
+    over_network = {"gather": _gather, "blocks": _blocks, "compile": _compile, "ddp": _ddp, "layouts": _layouts}
     in_memory = {
         "small": _small,
         "calls": _calls,
@@ -199,6 +199,15 @@ def _blocks(arguments: argparse.Namespace) -> Iterator[Row]:
     steps = _steps_over_network(arguments, options | {"sent": size // 2})
     case = f"{_BLOCKS} tensor-parallel blocks"
     yield _row(case, 2, f"step at {arguments.rate}", "ms", size, steps, steps["overlapped"])
+
+
+def _compile(arguments: argparse.Namespace) -> Iterator[Row]:
+    """The time to compile more of these blocks, with their C++ kernels in the cache."""
+    options = {"side": arguments.side, "batch": arguments.batch, "layers": _COMPILED_BLOCKS, "model": "blocks"}
+    variants = {"variants": [OURS, THEIRS, "inductor muster", "muster gloo"]}
+    with _network(arguments) as setups:
+        seconds = _result(arguments, setups, options | variants, "graph_compile")["compile"]
+    yield _row(f"{_COMPILED_BLOCKS} tensor-parallel blocks", 2, "compile", "s", 0, seconds, 0)
 
 
 def _ddp(arguments: argparse.Namespace) -> Iterator[Row]:

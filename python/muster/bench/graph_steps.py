@@ -34,11 +34,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     prepare()
-    make = {"gather": _gathering, "small": _reducing, "blocks": _splitting}[options["model"]]
-    steps = {variant: make(variant, groups, options) for variant in options["variants"]}
+    steps = {variant: step_of(variant, groups, options) for variant in options["variants"]}
     if sent := options.get("sent"):
         steps["overlapped"] = overlapped(steps["bare"], sent, groups["muster"])
     yield medians(steps, "eager muster", options["rounds"], 1)
+
+
+def step_of(variant: str, groups: Groups, options: dict[str, Any]) -> Step:
+    make = {"gather": _gathering, "small": _reducing, "blocks": _splitting}[options["model"]]
+    return make(variant, groups, options)
 
 
 def prepare() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,18 +88,20 @@ def _matmul_reduce_scatter(
     return rows.new_empty([rows.shape[0] // ranks, weights.shape[1]])
 
 
-def _all_gather_chunks(own_rows: torch.Tensor, ranks: int, chunks: int, group_name: str) -> list[torch.Tensor]:
-    rows = own_rows.shape[0]
-    bounds = [rows * index // chunks for index in range(chunks + 1)]
-    return [own_rows.new_empty([ranks * (end - begin), own_rows.shape[1]]) for begin, end in itertools.pairwise(bounds)]
+def _all_gather_chunks(own_rows: torch.Tensor, ranks: int, chunks: int, group_name: str) -> torch.Tensor:
+    return own_rows.new_empty([ranks * own_rows.shape[0], own_rows.shape[1]])
 
 
 def _chunks_matmul(
-    chunks: list[torch.Tensor], own_rows: torch.Tensor, weights: list[torch.Tensor], biases: list[Any], whole: bool
+    gathered: torch.Tensor,
+    own_rows: torch.Tensor,
+    chunks: int,
+    weights: list[torch.Tensor],
+    biases: list[Any],
+    whole: bool,
 ) -> list[torch.Tensor]:
-    rows = sum(each.shape[0] for each in chunks)
     widths = [each.shape[1] for each in weights] + ([own_rows.shape[1]] if whole else [])
-    return [own_rows.new_empty([rows, width]) for width in widths]
+    return [own_rows.new_empty([gathered.shape[0], width]) for width in widths]
 
 
 CHUNKED_SHAPES: dict[str, Callable[..., Any]] = {

@@ -11,6 +11,7 @@ operators that do the chunks themselves (src/muster/torch/graph/chunked_matmul.h
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,18 +165,22 @@ def _cut_gather(graph: Graph, chain: Chain, count: int) -> None:
     width = _shape(rows_of(chain.products[0]))[1]
     weights, biases = zip(*map(_weights_and_bias, chain.products), strict=True)
     with graph.inserting_before(chain.start):
-        own_rows = call(graph, _aten.reshape.default, chain.start.args[0], (chain.rows, width))
+        own_rows = _reshaped(graph, chain.start.args[0], (chain.rows, width))
         ranks, group_name = chain.start.args[1:]
-        gathered = _start(graph, chain, _muster.all_gather_chunks.default, own_rows, ranks, count, group_name)
-        arguments = list(weights), list(biases), chain.whole
-        results = call(graph, _muster.chunks_matmul.default, _items(graph, gathered, count), own_rows, *arguments)
+        target, like = _muster.all_gather_chunks.default, chain.wait.meta["val"].view(-1, width)
+        gathered = _start(graph, chain, target, own_rows, ranks, count, group_name, like=like)
+        values = [product.meta["val"] for product in chain.products]
+        if chain.whole:
+            values.append(like.new_empty(like.shape))
+        arguments = gathered, own_rows, count, list(weights), list(biases), chain.whole
+        results = call(graph, _muster.chunks_matmul.default, *arguments, like=values)
         for product, result in zip(chain.products, _items(graph, results, len(weights)), strict=True):
             product.replace_all_uses_with(result)
             graph.erase_node(product)
         rows = own_rows  # only for views that nothing uses any more
         if chain.whole:
-            rows = call(graph, operator.getitem, results, len(weights))
-            rows = call(graph, _aten.reshape.default, rows, tuple(_shape(chain.wait)))
+            rows = call(graph, operator.getitem, results, len(weights), like=values[-1])
+            rows = _reshaped(graph, rows, _shape(chain.wait))
         chain.wait.replace_all_uses_with(rows)
 
 
@@ -185,19 +190,25 @@ def _cut_reduction(graph: Graph, chain: Chain, count: int) -> None:
     target = _muster.matmul_reduce_scatter if scatters else _muster.matmul_all_reduce
     _, *reduce_op_and_ranks, group_name = chain.start.args
     with graph.inserting_before(chain.start):
-        weights_and_bias = _weights_and_bias(product)
-        start = _start(
-            graph, chain, target.default, rows_of(product), *weights_and_bias, *reduce_op_and_ranks, count, group_name
-        )
-        result = call(graph, _aten.reshape.default, call(graph, _WAIT, start), tuple(_shape(chain.wait)))
+        arguments = rows_of(product), *_weights_and_bias(product), *reduce_op_and_ranks, count, group_name
+        value = chain.start.meta["val"]
+        like = value if value.dim() == 2 else None
+        start = _start(graph, chain, target.default, *arguments, like=like)
+        result = _reshaped(graph, call(graph, _WAIT, start, like=start.meta["val"]), _shape(chain.wait))
         chain.wait.replace_all_uses_with(result)
 
 
-def _start(graph: Graph, chain: Chain, target: Any, *arguments: Any) -> Node:
-    start = call(graph, target, *arguments)
+def _start(graph: Graph, chain: Chain, target: Any, *arguments: Any, like: Any = None) -> Node:
+    start = call(graph, target, *arguments, like=like)
     start.meta["stack_trace"] = chain.start.meta.get("stack_trace")
     return start
 
 
 def _items(graph: Graph, values: Node, count: int) -> list[Node]:
-    return [call(graph, operator.getitem, values, index) for index in range(count)]
+    return [call(graph, operator.getitem, values, index, like=values.meta["val"][index]) for index in range(count)]
+
+
+def _reshaped(graph: Graph, node: Any, shape: Sequence[int]) -> Node:
+    if _shape(node) == tuple(shape):
+        return node  # type: ignore[no-any-return]
+    return call(graph, _aten.reshape.default, node, tuple(shape))

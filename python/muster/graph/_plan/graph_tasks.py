@@ -61,14 +61,14 @@ def by_chunks(task: Task, node: Node, costs: Costs) -> Task:
     if node.target is _GATHER:
         return replace(task, seconds=_wire_seconds(node, costs, bytes_of(arguments[0])))
     if node.target is _MULTIPLY:
-        chunks, _, weights, biases, _ = arguments
-        whole = sum(_matmul_seconds(chunks, each, costs) for each in weights)
-        computing = costs.chunks_compute_seconds(len(chunks), whole, bytes_of([weights, biases]), bytes_of(node))
-        return replace(task, computing=computing, chunks=len(chunks))
+        gathered, _, count, weights, biases, _ = arguments
+        whole = sum(_matmul_seconds(gathered, each, costs) for each in weights)
+        computing = costs.chunks_compute_seconds(count, whole, bytes_of([weights, biases]), bytes_of(node))
+        return replace(task, computing=computing, chunks=count)
     if node.target not in (_REDUCE, _SCATTER):
         return task
     rows, weights, bias, _, *ranks, count, _ = arguments
-    seconds = _matmul_seconds([rows], weights, costs)
+    seconds = _matmul_seconds(rows, weights, costs)
     copied, sent = (bytes_of(rows), bytes_of(node) * ranks[0]) if ranks else (0, bytes_of(node))
     computing = costs.chunks_compute_seconds(count, seconds, bytes_of([weights, bias]), copied)
     return replace(task, seconds=_wire_seconds(node, costs, sent), computing=computing, chunks=count)
@@ -81,9 +81,8 @@ def _wire_seconds(start: Any, costs: Costs, sent: int) -> float:
 
 
 def _matmul_seconds(rows: Any, weights: Any, costs: Costs) -> float:
-    """rows: a list of the parts of one matrix."""
     length, width = weights.meta["val"].shape
-    height = sum(int(each.meta["val"].shape[0]) for each in rows)
+    height = int(rows.meta["val"].shape[0])
     return costs.compute_seconds(2.0 * height * length * width, bytes_of([rows, weights]))
 
 

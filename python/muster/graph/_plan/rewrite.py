@@ -14,9 +14,14 @@ from muster.graph._plan import NAMESPACES
 from muster.graph._plan.graph_tasks import WAITS
 
 
-def call(graph: Graph, target: Any, *arguments: Any) -> Node:
-    """A new node, with the shape of its result, which Inductor needs."""
+def call(graph: Graph, target: Any, *arguments: Any, like: Any = None) -> Node:
+    """A new node, with the shape of its result, which Inductor needs. `like`: that result, if it is known already:
+    computing it takes time.
+    """
     node = graph.call_function(target, arguments)
+    if like is not None:
+        node.meta["val"] = like
+        return node
     values = map_arg(arguments, lambda each: each.meta["val"])
     with detect_fake_mode(torch.utils._pytree.tree_leaves(values)):  # type: ignore[union-attr]
         node.meta["val"] = target(*values)

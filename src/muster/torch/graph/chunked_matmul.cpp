@@ -5,6 +5,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -95,44 +97,69 @@ at::Tensor matmul_reduce_scatter(const at::Tensor& rows, const at::Tensor& weigh
   return output;
 }
 
-/// A chunk has some rows of each rank.
-std::vector<at::Tensor> all_gather_chunks(const at::Tensor& own_rows, int64_t ranks, int64_t chunks,
-                                          const std::string& group_name) {
+/// The messages of all_gather_chunks(), by the memory that they write. torch's registry would wait for all at once.
+class PendingChunks {
+ public:
+  void put(const at::Tensor& gathered, std::vector<WorkPtr> works) {
+    const std::lock_guard lock(mutex_);
+    works_[gathered.const_data_ptr()] = std::move(works);
+  }
+  std::vector<WorkPtr> take(const at::Tensor& gathered) {
+    const std::lock_guard lock(mutex_);
+    auto found = works_.extract(gathered.const_data_ptr());
+    TORCH_CHECK(found, "muster: these rows are not from all_gather_chunks, or were multiplied before");
+    return std::move(found.mapped());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, std::vector<WorkPtr>> works_;
+};
+
+PendingChunks& pending_chunks() {
+  static auto* const all = new PendingChunks;  // never destroyed: the works may belong to a group that is gone
+  return *all;
+}
+
+/// Chunk after chunk; a chunk has some rows of each rank. Only chunks_matmul() may read it.
+at::Tensor all_gather_chunks(const at::Tensor& own_rows, int64_t ranks, int64_t chunks, const std::string& group_name) {
   const auto group = group_of_size(group_name, ranks);
   const at::Tensor input = own_rows.contiguous();
-  std::vector<at::Tensor> gathered;
+  const at::Tensor gathered = new_rows(input, ranks * input.size(0));
+  std::vector<WorkPtr> works;
   for_each_chunk(input.size(0), chunks, [&](int64_t begin, int64_t end) {
-    at::Tensor output = new_rows(input, ranks * (end - begin));
+    at::Tensor output = gathered.slice(0, ranks * begin, ranks * end);
     at::Tensor chunk = input.slice(0, begin, end);
-    gathered.push_back(pending(output, begin_gather(*group, output, chunk)));
+    works.push_back(begin_gather(*group, output, chunk));
   });
+  pending_chunks().put(gathered, std::move(works));
   return gathered;
 }
 
 /// The products of the rows that all_gather_chunks() gathers, in the order of ranks, and, if `whole`, these rows. The
 /// messages read `own_rows`: a compiler keeps its memory for this operator.
-std::vector<at::Tensor> chunks_matmul(at::TensorList chunks, const at::Tensor& own_rows, at::TensorList weights,
-                                      const c10::List<Bias>& biases, bool whole) {
-  const int64_t rows = own_rows.size(0);
-  int64_t all_rows = 0;
-  for (const at::Tensor& chunk : chunks) all_rows += chunk.size(0);
-  const int64_t ranks = all_rows / rows;
+std::vector<at::Tensor> chunks_matmul(const at::Tensor& gathered, const at::Tensor& own_rows, int64_t chunks,
+                                      at::TensorList weights, const c10::List<Bias>& biases, bool whole) {
+  const std::vector<WorkPtr> works = pending_chunks().take(gathered);
+  const int64_t rows = own_rows.size(0), all_rows = gathered.size(0), ranks = all_rows / rows;
+  TORCH_CHECK(static_cast<int64_t>(works.size()) == chunks, "muster: ", works.size(), " chunks were gathered, not ",
+              chunks);
   std::vector<at::Tensor> results;
   for (const at::Tensor& each : weights) results.push_back(new_product(own_rows, all_rows, each));
   if (whole) results.push_back(new_rows(own_rows, all_rows));
-  for_each_chunk(rows, static_cast<int64_t>(chunks.size()),
-                 [&, next = chunks.begin()](int64_t begin, int64_t end) mutable {
-                   const at::Tensor chunk = c10d::wait_tensor(*next++);
-                   const auto put = [&](const at::Tensor& result, const at::Tensor& part) {
-                     rows_of_each(result, ranks, begin, end).copy_(part.unflatten(0, {ranks, -1}));
-                   };
-                   for (size_t i = 0; i < weights.size(); ++i) {
-                     at::Tensor product = new_product(own_rows, chunk.size(0), weights[i]);
-                     multiply(product, chunk, weights[i], biases[i]);
-                     put(results[i], product);
-                   }
-                   if (whole) put(results.back(), chunk);
-                 });
+  for_each_chunk(rows, chunks, [&, next = works.begin()](int64_t begin, int64_t end) mutable {
+    (*next++)->wait();
+    const at::Tensor chunk = gathered.slice(0, ranks * begin, ranks * end);
+    const auto put = [&](const at::Tensor& result, const at::Tensor& part) {
+      rows_of_each(result, ranks, begin, end).copy_(part.unflatten(0, {ranks, -1}));
+    };
+    for (size_t i = 0; i < weights.size(); ++i) {
+      at::Tensor product = new_product(own_rows, chunk.size(0), weights[i]);
+      multiply(product, chunk, weights[i], biases[i]);
+      put(results[i], product);
+    }
+    if (whole) put(results.back(), chunk);
+  });
   return results;
 }
 
@@ -151,10 +178,12 @@ void define_chunked_matmul(torch::Library& library) {
       "str group_name) "
       "-> Tensor",
       TORCH_FN(matmul_reduce_scatter));
-  define("all_gather_chunks(Tensor own_rows, int ranks, int chunks, str group_name) -> Tensor[]",
+  define("all_gather_chunks(Tensor own_rows, int ranks, int chunks, str group_name) -> Tensor",
          TORCH_FN(all_gather_chunks));
-  define("chunks_matmul(Tensor[] chunks, Tensor own_rows, Tensor[] weights, Tensor?[] biases, bool whole) -> Tensor[]",
-         TORCH_FN(chunks_matmul));
+  define(
+      "chunks_matmul(Tensor gathered, Tensor own_rows, int chunks, Tensor[] weights, Tensor?[] biases, bool whole) "
+      "-> Tensor[]",
+      TORCH_FN(chunks_matmul));
 }
 
 }  // namespace muster::graph
