@@ -5,6 +5,7 @@
 # make asan, make tsan   the core's tests under sanitizers, with TORCH=ON muster::torch's too (slow)
 # make non-unity   all sources and tests compiled one by one, because a unity build hides missing includes (slow)
 # make tidy    clang-tidy over the core (slow)
+# make gpu     the tests of tensors on a device, on a GPU, with NCCL. Needs torch with CUDA
 # make arm64   the core's tests for arm64, cross-compiled and run under qemu-user (Debian)
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
 # make matrix  make test and make peer with each supported release of torch, and a build with the oldest: hours; .ci/weekly
@@ -23,7 +24,7 @@ STAGE := python3 tools/stage.py
 JOBS ?= $(shell nproc)
 PYTEST ?=
 
-.PHONY: demo test test-slow bench format asan tsan non-unity fuzz soak arm64 peer frameworks matrix nightly wheel docs tidy clean setup build lint
+.PHONY: demo test test-slow bench format asan tsan non-unity fuzz soak arm64 gpu peer frameworks matrix nightly wheel docs tidy clean setup build lint
 .DEFAULT_GOAL := demo
 .NOTPARALLEL:  # stages write to the screen one after the other
 
@@ -98,6 +99,9 @@ arm64: setup
 	@$(STAGE) "arm64 configure" -- cmake --preset arm64
 	@$(STAGE) "arm64 build" -- cmake --build --preset arm64 --target $(ARM64_TESTS) -j $(JOBS)
 	@GTEST_FILTER='-$(ARM64_WITHOUT)' $(STAGE) "arm64 ctest" --summary 'tests passed|Total Test time' -- ctest --preset arm64 -R '^($(ARM64_NAMES))$$' -j $(JOBS)
+
+gpu: build
+	@MUSTER_TEST_DEVICE=cuda $(STAGE) gpu --summary '(passed|skipped).* in ' -- python3 -m pytest -rs tests/python/test_devices.py $(PYTEST)
 
 peer: build
 	@for ranks in 2 4; do MUSTER_PEER=all MUSTER_PEER_RANKS=$$ranks $(STAGE) "peer, $$ranks ranks" \

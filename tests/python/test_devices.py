@@ -1,4 +1,7 @@
-"""Tensors on a device. tests/torch/device_double stands for the device, and tests/nccl for NCCL."""
+"""Tensors on a device. tests/torch/device_double stands for the device, and tests/nccl for NCCL.
+
+`make gpu` runs them on a GPU, with the NCCL that torch brings.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import os
 import subprocess
 from pathlib import Path
 
+import device_double
 import pytest
+import torch
 
 PROGRAM = Path(__file__).with_name("device_program.py")
 ON_BOTH_WAYS = (
@@ -28,8 +33,18 @@ def run(function: str, library: str = "") -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def fake_nccl(release_build: Path) -> str:
-    return str(release_build / "tests/nccl/libfake_nccl.so")
+def nccl(release_build: Path) -> str:
+    return str(release_build / "tests/nccl/libfake_nccl.so") if device_double.IS_DOUBLE else "libnccl.so.2"
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> None:
+    if device_double.IS_DOUBLE:
+        return
+    if torch.accelerator.device_count() < (2 if "two_devices" in request.node.name else 1):
+        pytest.skip(f"not enough devices of {device_double.DEVICE}")
+    if "kernel_that_hangs" in request.node.name:
+        pytest.skip("only the double's kernels hang on demand")
 
 
 @pytest.mark.parametrize("function", [*ON_BOTH_WAYS, "errors"])
@@ -39,13 +54,13 @@ def test_tensors_go_through_the_host(function: str, built_programs: Path) -> Non
 
 
 @pytest.mark.parametrize("function", [*ON_BOTH_WAYS, "kernel_that_hangs", "nccl"])
-def test_tensors_go_over_nccl(function: str, fake_nccl: str, built_programs: Path) -> None:
-    done = run(function, fake_nccl)
+def test_tensors_go_over_nccl(function: str, nccl: str, built_programs: Path) -> None:
+    done = run(function, nccl)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_death_of_a_rank_ends_the_calls_over_nccl(fake_nccl: str, built_programs: Path) -> None:
-    done = run("killed", fake_nccl)
+def test_the_death_of_a_rank_ends_the_calls_over_nccl(nccl: str, built_programs: Path) -> None:
+    done = run("killed", nccl)
     assert done.returncode != 0
     output = done.stdout + done.stderr
     assert all(f"rank {rank} has seen it" in output for rank in (0, 2)), output
