@@ -45,7 +45,12 @@ def scatter(x: Tensor, weight: Tensor, other: Tensor) -> list[Tensor]:
     return [c10d.wait_tensor(c10d.reduce_scatter_tensor(x @ weight, "sum", RANKS, "0")) @ other]
 
 
-FUNCTIONS = [gather, gather_and_keep, reduce, scatter]
+def reduce_in_another_shape(x: Tensor, weight: Tensor, other: Tensor) -> list[Tensor]:
+    product = x @ weight
+    return [c10d.wait_tensor(c10d.all_reduce(product.view(-1, product.shape[0]), "sum", "0")) + other[0, 0]]
+
+
+FUNCTIONS = [gather, gather_and_keep, reduce, reduce_in_another_shape, scatter]
 
 
 def graph_of(function: Callable[..., Any]) -> torch.fx.Graph:

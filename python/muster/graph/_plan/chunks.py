@@ -191,8 +191,7 @@ def _cut_reduction(graph: Graph, chain: Chain, count: int) -> None:
     _, *reduce_op_and_ranks, group_name = chain.start.args
     with graph.inserting_before(chain.start):
         arguments = rows_of(product), *_weights_and_bias(product), *reduce_op_and_ranks, count, group_name
-        value = chain.start.meta["val"]
-        like = value if value.dim() == 2 else None
+        like = chain.start.meta["val"].view(chain.rows, -1)
         start = _start(graph, chain, target.default, *arguments, like=like)
         result = _reshaped(graph, call(graph, _WAIT, start, like=start.meta["val"]), _shape(chain.wait))
         chain.wait.replace_all_uses_with(result)
