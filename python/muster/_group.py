@@ -118,8 +118,8 @@ def process_group_of(group: object) -> dist.ProcessGroup:
     return group
 
 
-def backend_of(group: dist.ProcessGroup | None) -> Backend:
-    backend = process_group_of(group)._get_backend(torch.device("cpu"))
+def backend_of(group: dist.ProcessGroup | None, device: str = "cpu") -> Backend:
+    backend = process_group_of(group)._get_backend(torch.device(device))
     while hasattr(backend, "wrapped_pg"):  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the backend to add checks
         backend = backend.wrapped_pg
     return backend

@@ -155,18 +155,20 @@ void let_next_kernel(int what) {
 
 TEST(NcclGroup, AnErrorOfTheNetworkEndsTheGroupAtAllRanks) {
   run_on_device(3, [](Group& group) {
+    ASSERT_TRUE(group.barrier().wait());  // all ranks have formed the group
     std::vector<float> data(1000, 1);
     if (group.membership().rank == 0) let_next_kernel(2);
     const auto result = group.all_reduce(view(data), ReduceOp::kSum).wait();
     ASSERT_FALSE(result);
     EXPECT_THAT(result.error().to_string(), HasSubstr("remote process exited or there was a network error"));
-    EXPECT_THAT(result.error().to_string(), HasSubstr("all_reduce #1"));
+    EXPECT_THAT(result.error().to_string(), HasSubstr("all_reduce #2"));
     EXPECT_FALSE(group.status());
   });
 }
 
 TEST(NcclGroup, AKernelThatHangsIsEndedAtItsDeadline) {
   run_on_device(2, [](Group& group) {
+    ASSERT_TRUE(group.barrier().wait());  // all ranks have formed the group
     std::vector<float> data(1000, 1);
     if (group.membership().rank == 0) let_next_kernel(1);
     const Work work = group.all_reduce(view(data), ReduceOp::kSum, {.timeout = 200ms, .async = true});

@@ -16,7 +16,7 @@ from peer.conftest import SKIPPED
 __all__ = ["launcher"]  # a fixture
 TESTS = Path(__file__).resolve().parents[1]
 RANKS = 3
-LEAST_PASSED = 95
+MIN_PASSED = 95
 
 
 @pytest.mark.slow
@@ -31,4 +31,4 @@ def test_torchs_tests_for_mpi_pass(launcher: Launcher, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert not failed, "\n".join(f"{each['test']}, rank {each['rank']}: {each['text']}" for each in failed)
     counts = Counter(each["result"] for each in results if each["rank"] == 0)
-    assert counts["passed"] >= LEAST_PASSED, counts
+    assert counts["passed"] >= MIN_PASSED, counts

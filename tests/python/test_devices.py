@@ -14,7 +14,7 @@ import pytest
 import torch
 
 PROGRAM = Path(__file__).with_name("device_program.py")
-ON_BOTH_WAYS = (
+BOTH_WAYS = (
     "torchs_calls",
     "streams",
     "two_devices",
@@ -47,13 +47,13 @@ def _device(request: pytest.FixtureRequest) -> None:
         pytest.skip("only the double's kernels hang on demand")
 
 
-@pytest.mark.parametrize("function", [*ON_BOTH_WAYS, "errors"])
+@pytest.mark.parametrize("function", [*BOTH_WAYS, "errors"])
 def test_tensors_go_through_the_host(function: str, built_programs: Path) -> None:
     done = run(function)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("function", [*ON_BOTH_WAYS, "kernel_that_hangs", "nccl"])
+@pytest.mark.parametrize("function", [*BOTH_WAYS, "kernel_that_hangs", "nccl"])
 def test_tensors_go_over_nccl(function: str, nccl: str, built_programs: Path) -> None:
     done = run(function, nccl)
     assert done.returncode == 0, done.stdout + done.stderr

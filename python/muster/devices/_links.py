@@ -10,7 +10,7 @@ from typing import Any
 from muster.devices._sysfs import Device
 
 _SUCCESS = 0
-_MOST_LINKS = 36  # of a GPU; NVML has 18 for those of 2022
+_MAX_LINKS = 36  # of a GPU; NVML has 18 for those of 2022
 
 
 def pci_link(one: Device, other: Device) -> str:
@@ -25,9 +25,9 @@ def pci_link(one: Device, other: Device) -> str:
         return "one switch" if bridges <= 1 else "switches"
     if common == 1:
         return "host bridge"
-    if one.numa_node == other.numa_node:
-        return "node" if one.numa_node >= 0 else "?"
-    return "sockets"
+    if min(one.numa_node, other.numa_node) < 0:
+        return "?"
+    return "node" if one.numa_node == other.numa_node else "sockets"
 
 
 def nvlinks(library: str = "libnvidia-ml.so.1") -> dict[tuple[str, str], int]:
@@ -75,7 +75,7 @@ def _count_links(nvml: Any) -> Counter[tuple[str, str]]:
             continue
         here = _PciInfo()
         nvml.nvmlDeviceGetPciInfo_v3(device, ctypes.byref(here))
-        for link in range(_MOST_LINKS):
+        for link in range(_MAX_LINKS):
             active, there = ctypes.c_uint(), _PciInfo()
             if nvml.nvmlDeviceGetNvLinkState(device, link, ctypes.byref(active)) != _SUCCESS or not active.value:
                 continue

@@ -136,6 +136,14 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
             if parameter.is_meta:
                 where = f"the parameter {names[index].removeprefix('.')} is on meta"
                 self._log_and_throw(ValueError, f"{where} and has no data: call to_empty() first")
+            on_device = parameter.device.type
+            if on_device != "cpu" and backend_of(self.process_group, on_device).name() != "muster":
+                self._log_and_throw(
+                    ValueError,
+                    f"the parameter {names[index].removeprefix('.')} is on {parameter.device}, and muster is not the "
+                    "backend of the process group for this device: use torch.nn.parallel.DistributedDataParallel, or "
+                    'a group of init_process_group("muster")',
+                )
         options = _C.ReducerOptions()
         options.names = [names[index].removeprefix(".") for index in range(len(parameters))]
         if self.bucket_bytes_cap < 0:
@@ -231,8 +239,8 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
 
     def _passing_sync_batchnorm_handle(self, module: nn.Module) -> None:
         for name, layer in module.named_modules():
-            on_cpu = all(each.device.type == "cpu" for each in layer.parameters(recurse=False))
-            if isinstance(layer, nn.SyncBatchNorm) and not isinstance(layer, SyncBatchNorm) and on_cpu:
+            on_cpu = self.device_type == "cpu"
+            if on_cpu and isinstance(layer, nn.SyncBatchNorm) and not isinstance(layer, SyncBatchNorm):
                 self._log_and_throw(
                     ValueError,
                     f"SyncBatchNorm layers only work with GPU modules, and {name or 'the module'} is one: put "

@@ -154,7 +154,7 @@ class Group {
   virtual Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options = {}) = 0;
 
   /// Begins several messages, none of which waits for another: ranks may send to each other and receive at once.
-  /// Returns a Work for each message, receives first, or one for all.
+  /// All are done when all returned Works are done.
   virtual std::vector<Work> exchange(std::vector<Message> messages, const CallOptions& options = {});
 
   /// Ends every pending and later operation with `why`, at this rank and at the peers that can be reached. `why.rank`

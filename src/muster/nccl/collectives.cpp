@@ -116,10 +116,10 @@ class StreamCalls {
   /// Waits until NCCL has taken the call.
   Result<> check(int code, const char* what) const {
     MUSTER_TRY(nccl_.check(code, what, comm_));
-    return code == kInProgress ? communicator_.settle(lock_, what, deadline_) : Result<>{};
+    return code == kInProgress ? communicator_.wait_until_ready(lock_, what, deadline_) : Result<>{};
   }
   /// Runs several calls of NCCL as one.
-  Result<> together(const std::function<Result<>()>& calls) const {
+  Result<> group_call(const std::function<Result<>()>& calls) const {
     MUSTER_TRY(check(nccl_.GroupStart(), "ncclGroupStart"));
     Result<> made = calls();
     const int code = nccl_.GroupEnd();  // also after an error: the group is open
@@ -244,7 +244,7 @@ class CollectiveCall : private StreamCalls {
                                            comm_, stream_),
                        "ncclReduceScatter"));
     } else {
-      MUSTER_TRY(together([&]() -> Result<> {
+      MUSTER_TRY(group_call([&]() -> Result<> {
         size_t offset = 0;
         for (Rank rank = 0; rank < self_.size; ++rank) {
           const size_t count = operation_.counts[static_cast<size_t>(rank)];
@@ -284,7 +284,7 @@ class CollectiveCall : private StreamCalls {
       MUSTER_TRY(check(nccl_.AllGather(from.data(), to.data(), input().bytes(), Type::kUint8, comm_, stream_),
                        "ncclAllGather"));
     } else {
-      MUSTER_TRY(together([&]() -> Result<> {
+      MUSTER_TRY(group_call([&]() -> Result<> {
         size_t offset = 0;
         for (Rank rank = 0; rank < self_.size; ++rank) {
           const size_t bytes = operation_.counts[static_cast<size_t>(rank)] * size_of(call().dtype);
@@ -303,7 +303,7 @@ class CollectiveCall : private StreamCalls {
   /// gather, scatter and all_to_all, for which NCCL has messages.
   Result<> exchange() {
     Contiguous from(device_, input(), true), to(device_, output(), true);
-    MUSTER_TRY(together([&]() -> Result<> {
+    MUSTER_TRY(group_call([&]() -> Result<> {
       size_t sent = 0, received = 0;
       for (Rank peer = 0; peer < self_.size; ++peer) {
         const size_t out = sends_to(peer) ? bytes_for(peer, operation_.counts) : 0;
@@ -344,7 +344,7 @@ class MessageCall : private StreamCalls {
     std::vector<Contiguous> buffers;
     buffers.reserve(messages_.size());
     for (const Message& each : messages_) buffers.emplace_back(device_, each.data, each.send);
-    MUSTER_TRY(together([&]() -> Result<> {
+    MUSTER_TRY(group_call([&]() -> Result<> {
       for (size_t i = 0; i < messages_.size(); ++i) {
         const Message& each = messages_[i];
         const size_t bytes = each.data.bytes();

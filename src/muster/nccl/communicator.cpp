@@ -39,7 +39,7 @@ Result<std::unique_ptr<Communicator>> Communicator::form(const Library& library,
   MUSTER_TRY(library.check(code, "ncclCommInitRankConfig"));
   auto communicator = std::unique_ptr<Communicator>(new Communicator(library, handle));
   Lock lock(communicator->mutex_);
-  Result<> formed = communicator->settle(lock, "ncclCommInitRankConfig", deadline);
+  Result<> formed = communicator->wait_until_ready(lock, "ncclCommInitRankConfig", deadline);
   lock.unlock();
   if (!formed) {
     communicator->abort();
@@ -52,7 +52,7 @@ Communicator::~Communicator() {
   Lock lock(mutex_);
   if (aborted_) return;
   const bool ended = library.check(library.CommFinalize(handle_), "ncclCommFinalize") &&
-                     settle(lock, "ncclCommFinalize", Deadline::after(kFinalizeTime));
+                     wait_until_ready(lock, "ncclCommFinalize", Deadline::after(kFinalizeTime));
   aborted_ = true;
   (void)(ended ? library.CommDestroy(handle_) : library.CommAbort(handle_));
 }
@@ -63,7 +63,7 @@ Result<Communicator::Lock> Communicator::lock() {
   return lock;
 }
 
-Result<> Communicator::settle(Lock& lock, const char* call, const Deadline& deadline) const {
+Result<> Communicator::wait_until_ready(Lock& lock, const char* call, const Deadline& deadline) const {
   const Deadline sleeps = Deadline::after(kYieldTime);
   for (;;) {
     if (aborted_) return fail(ErrorCode::kAborted, fmt::format("{} was aborted", call));

@@ -27,7 +27,7 @@ class Communicator {
   /// kAborted after abort().
   Result<Lock> lock();
   /// Waits until NCCL has taken the last call. Releases the lock while it waits. `call` is in the error.
-  Result<> settle(Lock& lock, const char* call, const Deadline& deadline) const;
+  Result<> wait_until_ready(Lock& lock, const char* call, const Deadline& deadline) const;
   /// The error of a kernel or of the network.
   Result<> status();
   /// Ends the kernels that are pending. No other call may follow.

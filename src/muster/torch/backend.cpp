@@ -1,19 +1,15 @@
 #include "muster/torch/backend.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/Event.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <numeric>
 
 #include "muster/torch/c10d/allocator.h"
 #include "muster/torch/c10d/arguments.h"
-#include "muster/torch/c10d/staging.h"
 #include "muster/torch/c10d/sync_call.h"
 #include "muster/torch/store.h"
 
 namespace muster {
+
 c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::create(const c10::intrusive_ptr<c10d::Store>& store,
                                                                   const GroupSpec& membership, Milliseconds timeout,
                                                                   std::shared_ptr<Arena> arena, Callbacks callbacks) {
@@ -47,10 +43,9 @@ void ProcessGroupMuster::release_resources() {
   if (!group_) return;  // released before
   const std::unique_ptr<DeviceGroup> on_device = device_group_.release();
   if (getpid() != process_) {
-    // A forked child has the group's memory but not its threads: destroying the group would wait for them forever.
-    if (on_device) static_cast<void>(on_device->group.release());
-    static_cast<void>(group_.release());
-    static_cast<void>(store_.release());
+    static_cast<void>(store_.release());  // it is the parent's, as are the groups (base/process_owned.h)
+    if (on_device) static_cast<void>(on_device->store.release());
+    group_.reset();
   } else if (callbacks_.released) {
     if (on_device) callbacks_.released(std::move(on_device->store), std::move(on_device->group));
     callbacks_.released(std::move(store_), std::move(group_));

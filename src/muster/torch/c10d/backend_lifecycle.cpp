@@ -29,8 +29,8 @@ c10d::ErrorType ProcessGroupMuster::getError() {
 
 void ProcessGroupMuster::abort() {
   const Error why{ErrorCode::kAborted, "the process group was aborted by its user", rank_};
+  group_->abort(why);  // first: a group on the device that is being formed looks at it
   if (Group* const on_device = device_group_.formed()) on_device->abort(why);
-  group_->abort(why);
 }
 
 void ProcessGroupMuster::shutdown() {
@@ -39,8 +39,8 @@ void ProcessGroupMuster::shutdown() {
   if (getpid() != process_) return;
   if (!pending_->drain(kGrace)) {
     const Error why{ErrorCode::kAborted, "the process group was shut down with operations pending", rank_};
-    if (Group* const on_device = device_group_.formed()) on_device->abort(why);
     group_->abort(why);
+    if (Group* const on_device = device_group_.formed()) on_device->abort(why);
     pending_->drain(kGrace);
   }
   if (Group* const on_device = device_group_.formed()) on_device->leave();

@@ -21,7 +21,7 @@ struct DeviceGroup {
 /// The group on a device of the ranks of a group. It is formed for the first tensor on a device. Thread-safe.
 class LazyDeviceGroup {
  public:
-  /// `host` was formed in `store`. Both must outlive this. At most one for each group.
+  /// `host` was formed in `store`. Both must outlive this object. At most one for each group.
   LazyDeviceGroup(Group& host, Store& store) : host_(host), store_(store) {}
 
   /// The first call forms the group, so all ranks must make it. Null unless MUSTER_NCCL_LIBRARY names a library that

@@ -32,7 +32,10 @@ Reducer::~Reducer() {
 }
 
 void Reducer::remove_hooks() { impl_->hooks.detach(); }
-void Reducer::prepare_for_forward() { impl_->clock.begin_forward(); }
+void Reducer::prepare_for_forward() {
+  if (Group* const on_device = impl_->device_group()) value_or_throw(on_device->status());  // of the last backward
+  impl_->clock.begin_forward();
+}
 void Reducer::prepare_for_backward(const std::vector<at::Tensor>& outputs) { Locked(*this)->prepare(outputs); }
 bool Reducer::rebuild_buckets() { return Locked(*this)->rebuild_buckets(); }
 

@@ -39,8 +39,8 @@ struct ReducerOptions {
   std::vector<bool> sparse;  ///< by parameter: true if its gradient is sparse; if empty, all are dense
   std::optional<at::ScalarType> reduction_dtype;  ///< the dtype in which gradients of real parameters are reduced
   bool optimizer_in_backward = false;             ///< see Reducer::set_optimizer_in_backward()
-  /// Of the group, for parameters on a device; must live as long as the group. Null: their gradients are reduced
-  /// through memory of the host.
+  /// Of the group, for parameters on a device; must outlive the reducer. Null: their gradients are reduced through
+  /// memory of the host.
   LazyDeviceGroup* device_group = nullptr;
   /// Called with a failure before it leaves a backward. May throw another exception instead, such as Python's.
   std::function<void(const ErrorException&)> on_failure;

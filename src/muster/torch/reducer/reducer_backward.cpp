@@ -121,11 +121,11 @@ void Reducer::Impl::abandon(Phase outcome) {
   arrivals.drop_order();
   const Result<> drained = reductions.drain();
   if (size() == 1 || !reductions.groups_status()) return;
-  if (drained) {
-    agreement.emplace(*group, FailurePoint{clock.last().iteration, reductions.begun()});
-  } else {
-    group->abort(drained.error());
+  if (!drained) return abort(drained.error());
+  if (device_group() != nullptr) {  // kernels of other ranks may wait for reductions that this rank has not submitted
+    return abort({ErrorCode::kAborted, "a backward failed at this rank", rank()});
   }
+  agreement.emplace(*group, FailurePoint{clock.last().iteration, reductions.begun()});
 }
 
 void Reducer::Impl::on_gradient(size_t index) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "muster/torch/c10d/allocator.h"
+#include "muster/torch/c10d/device_group.h"
 #include "muster/torch/c10d/sparse.h"
 #include "muster/torch/tensor.h"
 
@@ -37,6 +38,21 @@ void copy_gradient(at::Tensor& to, const at::Tensor& from) {
 }
 
 }  // namespace
+
+Group* ReducerContext::device_group() const {
+  return options.device_group != nullptr ? options.device_group->formed() : nullptr;
+}
+
+Result<> ReducerContext::status() const {
+  MUSTER_TRY(group->status());
+  Group* const on_device = device_group();
+  return on_device != nullptr ? on_device->status() : Result<>{};
+}
+
+void ReducerContext::abort(const Error& why) const {
+  group->abort(why);
+  if (Group* const on_device = device_group()) on_device->abort(why);
+}
 
 BucketPlan plan_buckets(const ReducerContext& context, const std::vector<size_t>& order) {
   using Kind = std::pair<c10::ScalarType, std::pair<c10::DeviceType, c10::DeviceIndex>>;

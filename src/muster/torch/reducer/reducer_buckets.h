@@ -23,6 +23,12 @@ struct ReducerContext {
 
   Rank rank() const { return group->membership().rank; }
   int size() const { return group->membership().size; }
+  /// The group on the device; null if there is none.
+  Group* device_group() const;
+  /// Success unless one of both groups has failed.
+  Result<> status() const;
+  /// Ends both groups at all ranks.
+  void abort(const Error& why) const;
   bool is_sparse(size_t index) const { return !options.sparse.empty() && options.sparse[index]; }
   /// The parameter's number and name for messages, such as "3 (body.weight)".
   std::string name_of(size_t index) const;

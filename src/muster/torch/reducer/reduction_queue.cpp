@@ -67,6 +67,11 @@ void ReductionQueue::submit(size_t index, bool inline_call) {
   }
   if (!bucket->buffer.device().is_cpu()) {
     bucket->device_work = begin_on_device(bucket->buffer);
+    if (context_.device_group() == nullptr) {  // over NCCL, the host does not see the end
+      bucket->device_work->getFuture()->addCallback([weak = std::weak_ptr(bucket)](c10::ivalue::Future&) {
+        if (const auto reduced = weak.lock()) reduced->ended = steady_clock().now().ns;
+      });
+    }
     return;
   }
   bucket->event.emplace("muster:all_reduce", bucket->buffer);
@@ -90,7 +95,7 @@ c10::intrusive_ptr<TensorWork> ReductionQueue::begin_on_device(const at::Tensor&
   request.add(Collective::kAllReduce, data, data).call.op = ReduceOp::kAverage;
   auto work = c10::make_intrusive<TensorWork>(context_.rank(), std::move(request), at::TensorList(buffer),
                                               std::make_shared<PendingWorks>());
-  TensorWork::launch(work, *context_.group, {.async = true});
+  TensorWork::launch(work, *context_.group, {.timeout = context_.group->timeout(), .async = true});
   return work;
 }
 
@@ -111,7 +116,7 @@ void ReductionQueue::wait_for_future(const HookFuture& future, const Bucket* buc
                     c10::str("the communication hook's future", which, " is not complete after ",
                              std::chrono::duration<double>(group.timeout()).count(), " s, the group's timeout"),
                     context_.rank()};
-  group.abort(error);  // otherwise the other ranks would wait for this one
+  context_.abort(error);  // otherwise the other ranks would wait for this one
   throw_error(error);
 }
 
@@ -155,12 +160,13 @@ Result<> ReductionQueue::drain() {
   for (const auto& future : std::exchange(futures_, {})) complete = wait_until(future, deadline) && complete;
   join_scale_.reset();
   if (complete) return {};
-  return fail(ErrorCode::kTimeout, "a backward failed, and a communication hook's future that it left never completes",
+  return fail(ErrorCode::kTimeout,
+              "a backward failed, and an operation or a communication hook's future that it left does not end",
               context_.rank());
 }
 
 Result<> ReductionQueue::groups_status() const {
-  MUSTER_TRY(context_.group->status());
+  MUSTER_TRY(context_.status());
   for (const auto& group : hook_groups_) MUSTER_TRY(group->status());
   return {};
 }
