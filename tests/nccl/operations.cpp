@@ -59,6 +59,7 @@ class Running {
   }
 
   void finish() {
+    if (bytes_ == 0) return;
     auto* const to = static_cast<uint8_t*>(operation_.to);
     const auto self = static_cast<size_t>(communicator_.rank);
     switch (operation_.kind) {
