@@ -34,6 +34,14 @@ OUTPUT_OF = re.compile(r"(?m)^<!-- output of: (.*) -->$")
 LANGUAGES = {".h": "cpp", ".cpp": "cpp", ".inc": "cpp", ".py": "python", ".txt": "cmake", ".md": "markdown"}
 
 
+def on_config(config: Any) -> None:
+    """Adds the references of Python and C++ to the menu."""
+    reference = next(section["Reference"] for section in config.nav if "Reference" in section)
+    python = [f"reference/python/{name}.md" for name in docs_python.MODULES]
+    cpp = [f"reference/cpp/{layer}.md" for layer in reversed(docs_cpp.layers(ROOT))]  # from the top
+    reference += [{"Python API": python}, {"C++ API": cpp}]
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Adds the generated pages."""
     from mkdocs.structure.files import File  # type: ignore[import-not-found,unused-ignore]
