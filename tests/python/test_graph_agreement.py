@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import muster.graph
 import pytest
 import torch
 import torch.distributed as dist
 from muster.errors import MismatchError, TimeoutError  # noqa: A004
 from muster.graph._plan.agreement import Call, Digest, compare
 from ranks import run_ranks
+from torch._dynamo.exc import BackendCompilerFailed
 
 TIMEOUT = 400  # seconds: Inductor calls a C++ compiler, and the machine may be loaded
 SIDE = 64
@@ -133,6 +136,26 @@ def compare_other_calls(rank: int) -> None:
 
 def test_all_connected_ranks_name_the_call_that_differs() -> None:
     run_ranks(6, compare_other_calls)
+
+
+def compile_with_other_options(rank: int) -> None:
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = x + 1, x + 2
+        dist.all_reduce(first)
+        dist.all_reduce(second)
+        return first, second
+
+    message = r"all_reduce_ \(of buf\d+, at (/\S+\.py):(\d+)\) at rank 1, and the graph of rank 0 has only 1"
+    with pytest.raises(BackendCompilerFailed, match=message) as failed:
+        torch.compile(step, backend=muster.graph.backend(muster.graph.Config(buckets=rank == 0)))(torch.ones(SIDE))
+    found = re.search(message, str(failed.value))
+    assert found is not None
+    path, line = found.groups()
+    assert "all_reduce_" in Path(path).read_text().split("\n")[int(line) - 1]
+
+
+def test_a_difference_in_the_compiled_code_names_the_buffer_and_the_line() -> None:
+    run_ranks(2, compile_with_other_options, timeout=TIMEOUT)
 
 
 def compare_without_the_last(rank: int) -> None:
