@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <map>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,8 +30,9 @@ Streams& streams() {
 void set_kernel_delay(std::chrono::milliseconds delay) { kernel_delay_ms = delay.count(); }
 
 Stream::Stream()
-    : StreamHandle{[](StreamHandle* stream, void (*task)(void*), void* argument) {
-                     static_cast<Stream*>(stream)->launch([task, argument] { task(argument); });
+    : StreamHandle{[](StreamHandle* stream, void (*task)(void*), void* argument, void (*release)(void*)) {
+                     const std::shared_ptr<void> owned(argument, release);
+                     static_cast<Stream*>(stream)->launch([task, owned] { task(owned.get()); });
                    },
                    [](void* address) { return owns(address) ? host_address(address) : address; }},
       thread_([this] { run(); }) {}
@@ -44,17 +46,30 @@ void Stream::launch(std::function<void()> kernel) {
 
 void Stream::enqueue(std::function<void()> task) {
   const std::lock_guard lock(mutex_);
+  if (graph_ != nullptr) return graph_->tasks_.push_back(std::move(task));
   queue_.push_back(std::move(task));
   changed_.notify_all();
 }
 
+Graph* Stream::graph() {
+  const std::lock_guard lock(mutex_);
+  return graph_;
+}
+
+void Stream::set_graph(Graph* graph) {
+  const std::lock_guard lock(mutex_);
+  graph_ = graph;
+}
+
 bool Stream::idle() {
   const std::lock_guard lock(mutex_);
+  if (graph_ != nullptr) throw std::logic_error("a stream that captures cannot be queried");
   return queue_.empty();
 }
 
 void Stream::synchronize() {
   std::unique_lock lock(mutex_);
+  if (graph_ != nullptr) throw std::logic_error("a stream that captures cannot be waited for");
   changed_.wait(lock, [this] { return queue_.empty(); });
 }
 
@@ -91,6 +106,24 @@ void synchronize_device(int device) {
   for (Stream* each : all) each->synchronize();
 }
 
+void Graph::begin(Stream& stream) {
+  stream.set_graph(this);
+  streams_.push_back(&stream);
+}
+
+void Graph::end() {
+  for (Stream* each : std::exchange(streams_, {})) each->set_graph(nullptr);
+}
+
+void Graph::replay(Stream& stream) {
+  for (const auto& each : tasks_) stream.enqueue(each);
+}
+
+Graph::~Graph() {
+  end();
+  for (const auto& each : at_end_) each();
+}
+
 void Event::Point::wait() {
   std::unique_lock lock(mutex);
   changed.wait(lock, [this] { return reached; });
@@ -98,6 +131,8 @@ void Event::Point::wait() {
 
 void Event::record(Stream& stream) {
   point_ = std::make_shared<Point>();
+  point_->graph = stream.graph();
+  if (point_->graph != nullptr) return;
   stream.enqueue([point = point_] {
     const std::lock_guard lock(point->mutex);
     point->reached = true;
@@ -107,16 +142,26 @@ void Event::record(Stream& stream) {
 }
 
 void Event::block(Stream& stream) {
-  if (point_) stream.enqueue([point = point_] { point->wait(); });
+  if (!point_) return;
+  Graph* const graph = stream.graph();
+  if (graph == point_->graph) {
+    if (graph == nullptr) stream.enqueue([point = point_] { point->wait(); });
+  } else if (graph == nullptr) {
+    point_->graph->begin(stream);
+  } else {
+    throw std::logic_error("a stream that captures cannot wait for an event of before");
+  }
 }
 
 bool Event::reached() {
   if (!point_) return true;
+  if (point_->graph != nullptr) throw std::logic_error("an event of a graph cannot be queried");
   const std::lock_guard lock(point_->mutex);
   return point_->reached;
 }
 
 void Event::synchronize() {
+  if (point_ && point_->graph != nullptr) throw std::logic_error("an event of a graph cannot be waited for");
   if (point_) point_->wait();
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "device/stream_handle.h"
 
@@ -16,6 +17,8 @@ namespace muster::device_double {
 /// How long each kernel waits before it runs. A program that does not wait for a stream where it must then reads old
 /// values. For the whole process, 0 at first.
 void set_kernel_delay(std::chrono::milliseconds delay);
+
+class Graph;
 
 /// A queue of kernels with a thread that runs them in order. Lives for ever. Thread-safe.
 class Stream : public StreamHandle {
@@ -28,16 +31,22 @@ class Stream : public StreamHandle {
   void launch(std::function<void()> kernel);
   /// The same without a delay, for events.
   void enqueue(std::function<void()> task);
+  /// These two throw while the stream captures, as CUDA's do.
   bool idle();
   void synchronize();
+  /// The graph that gets what the stream is given; null: the stream runs it.
+  Graph* graph();
 
  private:
+  friend class Graph;
+  void set_graph(Graph* graph);
   void run();
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;  ///< the first one runs
-  std::thread thread_;                       ///< last: it uses the others
+  Graph* graph_ = nullptr;
+  std::thread thread_;  ///< last: it uses the others
 };
 
 /// The stream of a device, by its number: 0 is the default stream.
@@ -46,11 +55,29 @@ int64_t new_stream_number();
 /// Waits for all streams of the device.
 void synchronize_device(int device);
 
-/// A point in a stream.
+/// What streams were given while they captured. It runs in that order, on one stream. Not thread-safe.
+class Graph {
+ public:
+  ~Graph();
+  /// Captures the stream, and each stream that waits for an event of a captured one.
+  void begin(Stream& stream);
+  void end();
+  void replay(Stream& stream);
+  /// Runs once the graph is gone: memory that it uses stays allocated until then.
+  void at_end(std::function<void()> task) { at_end_.push_back(std::move(task)); }
+
+ private:
+  friend class Stream;
+  friend class Event;
+  std::vector<Stream*> streams_;
+  std::vector<std::function<void()>> tasks_, at_end_;
+};
+
+/// A point in a stream. Of a stream that captures, only that stream and others of its graph can wait for it.
 class Event {
  public:
   void record(Stream& stream);
-  /// The stream goes on once the event is reached as it was recorded last.
+  /// The stream goes on once the event is reached as it was recorded last. An event of a graph adds the stream to it.
   void block(Stream& stream);
   bool reached();
   void synchronize();
@@ -62,6 +89,7 @@ class Event {
     std::mutex mutex;
     std::condition_variable changed;
     bool reached = false;
+    Graph* graph = nullptr;  ///< of its stream; then it is never reached
     std::chrono::steady_clock::time_point time;
     void wait();
   };

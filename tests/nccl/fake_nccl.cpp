@@ -7,6 +7,7 @@
 //
 // FAKE_NCCL_VERSION=22005 is the version that it says it is. fake_nccl_let_next_kernel(1) makes the next kernel of this
 // process hang until its communicator is aborted. (2) does so, too, and the communicator has an error.
+// fake_nccl_kernels() is the number of kernels so far.
 #include <fmt/format.h>
 
 #include <bit>
@@ -62,6 +63,7 @@ struct Call {
 thread_local int depth = 0;
 thread_local std::vector<Call> grouped;
 std::atomic<int> next_kernel = 0;  ///< 1: hangs; 2: and has an error
+std::atomic<int> kernels = 0;
 
 double value_of(const void* number, Dtype dtype) {
   if (dtype == Dtype::kFloat64) return *static_cast<const double*>(number);
@@ -89,13 +91,15 @@ void launch(StreamHandle* stream, const std::shared_ptr<Communicator>& communica
     each.to = stream->kernel_address(each.to);
   }
   const auto run_kernel = [](void* argument) {
-    const std::unique_ptr<Kernel> kernel(static_cast<Kernel*>(argument));
+    const auto* const kernel = static_cast<const Kernel*>(argument);
     Communicator& used = *kernel->communicator;
     const int what = next_kernel.exchange(0);
     if (what == 2) used.error = Communicator::kRemoteError;
     what == 0 ? static_cast<void>(run(used, kernel->operations)) : wait_for_abort(used);
   };
-  stream->enqueue(stream, run_kernel, new Kernel{communicator, std::move(operations)});
+  ++kernels;
+  const auto release = [](void* argument) { delete static_cast<Kernel*>(argument); };
+  stream->enqueue(stream, run_kernel, new Kernel{communicator, std::move(operations)}, release);
 }
 
 int end_group() {
@@ -159,6 +163,7 @@ int ncclGetVersion(int* version) {
 }
 
 void fake_nccl_let_next_kernel(int what) { muster::fake_nccl::next_kernel = what; }
+int fake_nccl_kernels() { return muster::fake_nccl::kernels; }
 
 int ncclGetUniqueId(UniqueId* id) {
   uint64_t random = 0;

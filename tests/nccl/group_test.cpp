@@ -18,10 +18,17 @@ using device_double::Stream;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-/// A device whose memory is the host's. Each thread has a stream of its own.
+/// Each thread has a stream of its own.
+Stream& current() {
+  static thread_local Stream& own = device_double::stream(0, device_double::new_stream_number());
+  return own;
+}
+
+/// A device whose memory is the host's.
 class TestDevice final : public nccl::Device {
  public:
   nccl::Stream stream() override { return static_cast<device_double::StreamHandle*>(&current()); }
+  bool capturing() override { return current().graph() != nullptr; }
   std::unique_ptr<Device::Event> record() override {
     auto made = std::make_unique<Recorded>();
     made->event.record(current());
@@ -40,10 +47,6 @@ class TestDevice final : public nccl::Device {
     bool reached() override { return event.reached(); }
     device_double::Event event;
   };
-  static Stream& current() {
-    static thread_local Stream& own = device_double::stream(0, device_double::new_stream_number());
-    return own;
-  }
 };
 
 std::unique_ptr<Group> form(Store& store, Rank rank, int size, Duration timeout = 60s) {
@@ -148,9 +151,72 @@ TEST(NcclGroup, ARankThatDoesNotComeEndsTheCallOfTheOthersInTime) {
       20s);
 }
 
-void let_next_kernel(int what) {
+template <class Function>
+Function* of_fake(const char* name) {
   void* const fake = dlopen(std::getenv("MUSTER_NCCL_LIBRARY"), RTLD_NOW);
-  reinterpret_cast<void (*)(int)>(dlsym(fake, "fake_nccl_let_next_kernel"))(what);
+  return reinterpret_cast<Function*>(dlsym(fake, name));
+}
+TEST(NcclGroup, AGraphCapturesCollectivesAndMessages) {
+  run_on_device(2, [](Group& group) {
+    ASSERT_TRUE(group.barrier().wait());
+    const Rank rank = group.membership().rank;
+    std::vector<float> data(3, 1), received(3, 0);
+    device_double::Graph graph;
+    graph.begin(current());
+    EXPECT_TRUE(group.all_reduce(view(data), ReduceOp::kSum).done());
+    const std::vector<Message> messages{{view(data), 1 - rank, 0, true}, {view(received), 1 - rank, 0, false}};
+    EXPECT_TRUE(group.exchange(messages).front().done());
+    graph.end();
+    EXPECT_THAT(data, ElementsAre(1, 1, 1)) << "nothing has run";
+    for (const float expected : {2, 4, 8}) {
+      graph.replay(current());
+      current().synchronize();
+      EXPECT_THAT(data, ElementsAre(expected, expected, expected));
+      EXPECT_EQ(received, data);
+    }
+    ASSERT_TRUE(group.all_reduce(view(data), ReduceOp::kSum).wait()) << "calls go on as before";
+  });
+}
+
+TEST(NcclGroup, ARankThatIsLostEndsTheReplaysOfTheOthers) {
+  run_on_device(2, [](Group& group) {
+    ASSERT_TRUE(group.barrier().wait());
+    std::vector<float> data(3, 1);
+    device_double::Graph graph;
+    graph.begin(current());
+    EXPECT_TRUE(group.all_reduce(view(data), ReduceOp::kSum).done());
+    graph.end();
+    if (group.membership().rank == 1) return group.leave();
+    graph.replay(current());
+    current().synchronize();  // does not hang
+    const auto result = group.barrier().wait();
+    ASSERT_FALSE(result);
+    EXPECT_THAT(result.error().to_string(), HasSubstr("has left the group"));
+  });
+}
+
+void let_next_kernel(int what) { of_fake<void(int)>("fake_nccl_let_next_kernel")(what); }
+
+TEST(NcclGroup, AListOfCollectivesIsOneKernel) {
+  run_on_device(1, [](Group& group) {  // its kernels are all that the process has
+    ASSERT_TRUE(group.barrier().wait());
+    std::vector<float> reduced(4, 1), cast(2, 2), gathered(3, -1), own(3, 5), ends(6, 1);
+    const BufferView pieces({{&ends[0], 8}, {&ends[4], 8}}, Dtype::kFloat32);
+    std::vector<Operation> operations;
+    operations.push_back({{.collective = Collective::kAllReduce}, view(reduced), view(reduced)});
+    operations.push_back(
+        {{.collective = Collective::kAllReduce, .op = ReduceOp::kPremulSum}, pieces, pieces, {}, {}, 3});
+    operations.push_back({{.collective = Collective::kBroadcast}, view(cast), view(cast)});
+    operations.push_back({{.collective = Collective::kAllGather}, view(own), view(gathered)});
+    auto* const kernels = of_fake<int()>("fake_nccl_kernels");
+    const int before = kernels();
+    const Work work = group.submit(std::move(operations));
+    ASSERT_TRUE(work.wait()) << work.wait().error().to_string();
+    EXPECT_EQ(kernels(), before + 1);
+    EXPECT_EQ(work.sequence(), 5u);
+    EXPECT_THAT(gathered, ElementsAre(5, 5, 5));
+    EXPECT_THAT(ends, ElementsAre(3, 3, 1, 1, 3, 3));
+  });
 }
 
 TEST(NcclGroup, AnErrorOfTheNetworkEndsTheGroupAtAllRanks) {

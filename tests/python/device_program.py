@@ -216,11 +216,66 @@ def batches_of_messages(rank: int) -> None:
                     assert (received[peer].cpu() == 10 * peer + rank).all()
 
 
+def graph(rank: int) -> None:
+    """A graph captures collectives, and runs them again with other values."""
+    size = dist.get_world_size()
+    x, gathered = on_device(1000, value=0), on_device(size * 1000, value=0)
+    parts, wide = [on_device(10, value=0) for _ in range(2)], on_device(1000, 2, value=0)
+    with pytest.raises(ValueError, match="make one before the capture"):
+        capture(lambda: dist.all_reduce(x))
+    dist.all_reduce(x)
+    torch.accelerator.synchronize()
+    time.sleep(0.1)  # tidy: allow(sleep) until no work is pending, which no call tells
+
+    def step() -> None:
+        y = torch.empty_like(x)
+        y.copy_(x)
+        dist.all_reduce(y)
+        work = dist.all_gather_into_tensor(gathered, y, async_op=True)
+        with dist._coalescing_manager(async_ops=False):
+            for each in parts:
+                dist.all_reduce(each)
+        wide[:, 0].copy_(x)
+        dist.all_reduce(wide[:, 0])  # with strides: its memory is copied
+        assert work is not None
+        work.wait()
+
+    captured = capture(step)
+    for value in (1, 5):
+        x.fill_(rank + value)
+        for each in parts:
+            each.fill_(value)
+        captured.replay()
+        torch.accelerator.synchronize()
+        total = sum(range(value, value + size))
+        assert gathered.cpu().unique().tolist() == [total]
+        assert wide[:, 0].cpu().unique().tolist() == [total]
+        assert all(each.cpu().unique().tolist() == [value * size] for each in parts)
+    dist.all_reduce(x)  # calls go on as before
+    assert x.cpu().unique().tolist() == [total]
+
+
+def capture(step: Callable[[], object]) -> torch.accelerator.Graph:
+    made = torch.accelerator.Graph()
+    torch.accelerator.synchronize()
+    with torch.Stream(device=device_double.DEVICE):
+        made.capture_begin()
+        try:
+            step()
+        finally:
+            made.capture_end()
+    return made
+
+
 def errors(rank: int) -> None:
     """Of a group whose tensors go through the host."""
+    device = on_device(3, value=1)
+    dist.all_reduce(device)
+    with pytest.raises(ValueError, match=r"a graph cannot capture it, because tensors on .* go through the host"):
+        capture(lambda: dist.all_reduce(device))
     with pytest.raises(NotImplementedError, match="a tensor on meta has no data"):
         muster.group().all_reduce(torch.empty(3, device="meta"))
-    with pytest.raises(muster.MismatchError, match=r"all_reduce #1 \(float32\[4\], sum\)"):
+    with pytest.raises(muster.MismatchError, match=r"all_reduce #2 \(float32\[4\], sum\)"):
         dist.all_reduce(torch.ones(3 + rank % 2, device=device_double.DEVICE))
 
 

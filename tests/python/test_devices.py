@@ -53,7 +53,7 @@ def test_tensors_go_through_the_host(function: str, built_programs: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("function", [*BOTH_WAYS, "kernel_that_hangs", "nccl"])
+@pytest.mark.parametrize("function", [*BOTH_WAYS, "graph", "kernel_that_hangs", "nccl"])
 def test_tensors_go_over_nccl(function: str, nccl: str, built_programs: Path) -> None:
     done = run(function, nccl)
     assert done.returncode == 0, done.stdout + done.stderr

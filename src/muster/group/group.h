@@ -219,6 +219,8 @@ class Group {
  protected:
   /// Begins an operation whose arguments are valid.
   virtual Work begin(Operation&& operation, const CallOptions& options) = 0;
+  /// Begins several in their order. The Work is that of the last one.
+  virtual Work begin_all(std::vector<Operation>&& operations, const CallOptions& options);
   /// Forms a group of `ranks` of this group, of which this rank is one. `child` describes the new group.
   virtual Result<std::unique_ptr<Group>> form_child(Store& store, const std::vector<Rank>& ranks,
                                                     const GroupSpec& child);

@@ -161,6 +161,10 @@ Work Group::submit(std::vector<Operation> operations, const CallOptions& options
   for (Operation& operation : operations) {
     if (auto valid = validate_and_infer(operation, membership()); !valid) return Work(std::move(valid));
   }
+  return begin_all(std::move(operations), options);
+}
+
+Work Group::begin_all(std::vector<Operation>&& operations, const CallOptions& options) {
   operations = coalesce(std::move(operations), membership().size);
   // The operations run in order, and after a failure all later operations fail with the same error. So the result of
   // the last operation is the result of the list.

@@ -69,10 +69,12 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   }
 
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
-    return messages_->send(std::move(data), to, tag, timeout_of(options));
+    const auto ticket = recorder_ ? recorder_->sending(data, to, tag, current_call_site()) : 0;
+    return recorded(ticket, messages_->send(std::move(data), to, tag, timeout_of(options)));
   }
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
-    return messages_->receive(std::move(data), from, tag, timeout_of(options));
+    const auto ticket = recorder_ ? recorder_->receiving(data, from, tag, current_call_site()) : 0;
+    return recorded(ticket, messages_->receive(std::move(data), from, tag, timeout_of(options)));
   }
 
   void abort(Error why) override {
@@ -159,8 +161,13 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   Duration timeout_of(const CallOptions& options) const {
     return options.timeout > Duration::zero() ? options.timeout : timeout();
   }
-  std::unique_ptr<Recorder> create_recorder() const {
-    auto recorder = Recorder::create(spec_, Recorder::entries_from_environment());
+  /// The Work of a message, whose end is recorded.
+  Work recorded(Recorder::Ticket ticket, Work work) const {
+    if (recorder_) work.on_done([to = recorder_, ticket](const Result<>& result) { to->ended(ticket, result); });
+    return work;
+  }
+  std::shared_ptr<Recorder> create_recorder() const {
+    std::shared_ptr<Recorder> recorder = Recorder::create(spec_, Recorder::entries_from_environment());
     if (recorder) recorder->set_group("mpi", id_);
     return recorder;
   }
@@ -172,7 +179,7 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   const uint64_t id_;
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
-  const std::unique_ptr<Recorder> recorder_;
+  const std::shared_ptr<Recorder> recorder_;
   const std::shared_ptr<Messages> messages_;
   Watchdog watchdog_;
   std::optional<Error> closed_;  ///< why later calls fail; only calls_ uses it

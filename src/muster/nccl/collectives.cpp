@@ -112,19 +112,20 @@ class StreamCalls {
         lock_(lock),
         deadline_(deadline) {}
 
- protected:
-  /// Waits until NCCL has taken the call.
-  Result<> check(int code, const char* what) const {
-    MUSTER_TRY(nccl_.check(code, what, comm_));
-    return code == kInProgress ? communicator_.wait_until_ready(lock_, what, deadline_) : Result<>{};
-  }
-  /// Runs several calls of NCCL as one.
+  /// Runs several calls of NCCL as one. May be nested.
   Result<> group_call(const std::function<Result<>()>& calls) const {
     MUSTER_TRY(check(nccl_.GroupStart(), "ncclGroupStart"));
     Result<> made = calls();
     const int code = nccl_.GroupEnd();  // also after an error: the group is open
     MUSTER_TRY(made);
     return check(code, "ncclGroupEnd");
+  }
+
+ protected:
+  /// Waits until NCCL has taken the call.
+  Result<> check(int code, const char* what) const {
+    MUSTER_TRY(nccl_.check(code, what, comm_));
+    return code == kInProgress ? communicator_.wait_until_ready(lock_, what, deadline_) : Result<>{};
   }
 
   // Both take no bytes, too: then the other rank makes no call either.
@@ -148,18 +149,38 @@ class StreamCalls {
   const Deadline& deadline_;
 };
 
+/// One collective: prepare(), run(), finish(). Between run() and finish(), NCCL must have taken the call.
 class CollectiveCall : private StreamCalls {
  public:
   CollectiveCall(const StreamCalls& calls, const GroupSpec& self, const Operation& operation)
       : StreamCalls(calls), self_(self), operation_(operation) {}
 
+  /// Checks the call, and copies views in several pieces. kUnsupported: NCCL has no such reduction.
+  Result<> prepare() {
+    if (call().collective == Collective::kBarrier) {
+      word_ = device_.allocate(sizeof(int32_t));
+      return {};
+    }
+    if (reduces(call().collective)) MUSTER_TRY(prepare_reduction());
+    const bool overwrites =
+        call().collective == Collective::kReduceScatter || (call().collective == Collective::kBroadcast && !is_root());
+    if (!in_place()) from_.emplace(device_, operation_.input, true);
+    to_.emplace(device_, operation_.output, !overwrites);
+    return {};
+  }
+
   Result<> run() {
-    if (reduces(call().collective)) return run_reduction();
     switch (call().collective) {
       case Collective::kBarrier:
-        return barrier();
+        return all_reduce(word_.get(), 1, Type::kInt32, static_cast<int>(RedOp::kMax));
+      case Collective::kAllReduce:
+        return all_reduce(to_->data(), values(operation_.output.count()), element_.type, op_);
+      case Collective::kReduce:
+        return reduce(to_->data(), to_->data(), operation_.output.count(), call().root);
+      case Collective::kReduceScatter:
+        return reduce_scatter();
       case Collective::kBroadcast:
-        return broadcast();
+        return broadcast(to_->data(), to_->data(), operation_.output.bytes(), call().root);
       case Collective::kAllGather:
         return all_gather();
       default:
@@ -167,26 +188,39 @@ class CollectiveCall : private StreamCalls {
     }
   }
 
+  Result<> finish() {
+    const bool unchanged = (call().collective == Collective::kReduce && !is_root()) ||
+                           (call().collective == Collective::kBroadcast && is_root());
+    if (to_ && !unchanged) to_->write_back();
+    return premultiplies() ? check(nccl_.RedOpDestroy(op_, comm_), "ncclRedOpDestroy") : Result<>{};
+  }
+
  private:
   const Call& call() const { return operation_.call; }
-  const BufferView& input() const { return operation_.input; }
-  const BufferView& output() const { return operation_.output; }
   bool is_root() const { return call().root == self_.rank; }
   bool even() const { return operation_.counts.empty(); }
+  bool premultiplies() const { return reduces(call().collective) && call().op == ReduceOp::kPremulSum; }
+  bool in_place() const {
+    return call().collective == Collective::kAllReduce || call().collective == Collective::kReduce ||
+           call().collective == Collective::kBroadcast;
+  }
 
   // ---- reductions
 
-  Result<> run_reduction() {
+  Result<> prepare_reduction() {
     const auto element = reduced_as(call().dtype, call().op);
     const auto plain = red_op(call().dtype, call().op);
-    if (!element || (!plain && call().op != ReduceOp::kPremulSum)) {
+    if (!element || !(plain || premultiplies())) {
       return fail(ErrorCode::kUnsupported,
                   fmt::format("NCCL cannot reduce {} by {}", name(call().dtype), name(call().op)));
     }
-    if (plain) return reduce(*element, static_cast<int>(*plain));
-    MUSTER_ASSIGN(const int made, premultiplied(*element));
-    MUSTER_TRY(reduce(*element, made));
-    return check(nccl_.RedOpDestroy(made, comm_), "ncclRedOpDestroy");
+    element_ = *element;
+    if (plain) {
+      op_ = static_cast<int>(*plain);
+    } else {
+      MUSTER_ASSIGN(op_, premultiplied(*element));
+    }
+    return {};
   }
 
   Result<int> premultiplied(const Element& element) const {
@@ -220,103 +254,67 @@ class CollectiveCall : private StreamCalls {
     return op;
   }
 
-  Result<> reduce(const Element& element, int op) {
-    const auto values = [&](size_t elements) { return elements * element.values; };
-    if (call().collective == Collective::kReduceScatter) return reduce_scatter(element, op);
-    Contiguous data(device_, input(), true);
-    if (call().collective == Collective::kAllReduce) {
-      MUSTER_TRY(
-          check(nccl_.AllReduce(data.data(), data.data(), values(input().count()), element.type, op, comm_, stream_),
-                "ncclAllReduce"));
-    } else {
-      MUSTER_TRY(check(nccl_.Reduce(data.data(), data.data(), values(input().count()), element.type, op, call().root,
-                                    comm_, stream_),
-                       "ncclReduce"));
-    }
-    if (call().collective == Collective::kAllReduce || is_root()) data.write_back();
-    return {};
-  }
+  size_t values(size_t elements) const { return elements * element_.values; }
 
-  Result<> reduce_scatter(const Element& element, int op) {
-    Contiguous from(device_, input(), true), to(device_, output(), false);
+  Result<> all_reduce(void* data, size_t count, Type type, int op) const {
+    return check(nccl_.AllReduce(data, data, count, type, op, comm_, stream_), "ncclAllReduce");
+  }
+  Result<> reduce(const uint8_t* from, uint8_t* to, size_t elements, Rank root) const {
+    return check(nccl_.Reduce(from, to, values(elements), element_.type, op_, root, comm_, stream_), "ncclReduce");
+  }
+  Result<> reduce_scatter() const {
     if (even()) {
-      MUSTER_TRY(check(nccl_.ReduceScatter(from.data(), to.data(), output().count() * element.values, element.type, op,
-                                           comm_, stream_),
-                       "ncclReduceScatter"));
-    } else {
-      MUSTER_TRY(group_call([&]() -> Result<> {
-        size_t offset = 0;
-        for (Rank rank = 0; rank < self_.size; ++rank) {
-          const size_t count = operation_.counts[static_cast<size_t>(rank)];
-          MUSTER_TRY(check(nccl_.Reduce(from.data() + offset, to.data(), count * element.values, element.type, op, rank,
-                                        comm_, stream_),
-                           "ncclReduce"));
-          offset += count * size_of(call().dtype);
-        }
-        return {};
-      }));
+      return check(nccl_.ReduceScatter(from_->data(), to_->data(), values(operation_.output.count()), element_.type,
+                                       op_, comm_, stream_),
+                   "ncclReduceScatter");
     }
-    to.write_back();
-    return {};
+    return group_call([&]() -> Result<> {
+      size_t offset = 0;
+      for (Rank rank = 0; rank < self_.size; ++rank) {
+        const size_t count = operation_.counts[static_cast<size_t>(rank)];
+        MUSTER_TRY(reduce(from_->data() + offset, to_->data(), count, rank));
+        offset += count * size_of(call().dtype);
+      }
+      return {};
+    });
   }
 
   // ---- moves, in bytes
 
-  Result<> barrier() {
-    const auto word = device_.allocate(sizeof(int32_t));
-    return check(
-        nccl_.AllReduce(word.get(), word.get(), 1, Type::kInt32, static_cast<int>(RedOp::kMax), comm_, stream_),
-        "ncclAllReduce");
+  Result<> broadcast(const uint8_t* from, uint8_t* to, size_t bytes, Rank root) const {
+    return check(nccl_.Broadcast(from, to, bytes, Type::kUint8, root, comm_, stream_), "ncclBroadcast");
   }
-
-  Result<> broadcast() {
-    Contiguous data(device_, output(), is_root());
-    MUSTER_TRY(
-        check(nccl_.Broadcast(data.data(), data.data(), output().bytes(), Type::kUint8, call().root, comm_, stream_),
-              "ncclBroadcast"));
-    if (!is_root()) data.write_back();
-    return {};
-  }
-
-  Result<> all_gather() {
-    Contiguous from(device_, input(), true), to(device_, output(), true);
+  Result<> all_gather() const {
     if (even()) {
-      MUSTER_TRY(check(nccl_.AllGather(from.data(), to.data(), input().bytes(), Type::kUint8, comm_, stream_),
-                       "ncclAllGather"));
-    } else {
-      MUSTER_TRY(group_call([&]() -> Result<> {
-        size_t offset = 0;
-        for (Rank rank = 0; rank < self_.size; ++rank) {
-          const size_t bytes = operation_.counts[static_cast<size_t>(rank)] * size_of(call().dtype);
-          const uint8_t* const block = rank == self_.rank ? from.data() : to.data() + offset;
-          MUSTER_TRY(check(nccl_.Broadcast(block, to.data() + offset, bytes, Type::kUint8, rank, comm_, stream_),
-                           "ncclBroadcast"));
-          offset += bytes;
-        }
-        return {};
-      }));
+      return check(nccl_.AllGather(from_->data(), to_->data(), operation_.input.bytes(), Type::kUint8, comm_, stream_),
+                   "ncclAllGather");
     }
-    to.write_back();
-    return {};
+    return group_call([&]() -> Result<> {
+      size_t offset = 0;
+      for (Rank rank = 0; rank < self_.size; ++rank) {
+        const size_t bytes = operation_.counts[static_cast<size_t>(rank)] * size_of(call().dtype);
+        uint8_t* const block = to_->data() + offset;
+        MUSTER_TRY(broadcast(rank == self_.rank ? from_->data() : block, block, bytes, rank));
+        offset += bytes;
+      }
+      return {};
+    });
   }
 
   /// gather, scatter and all_to_all, for which NCCL has messages.
-  Result<> exchange() {
-    Contiguous from(device_, input(), true), to(device_, output(), true);
-    MUSTER_TRY(group_call([&]() -> Result<> {
+  Result<> exchange() const {
+    return group_call([&]() -> Result<> {
       size_t sent = 0, received = 0;
       for (Rank peer = 0; peer < self_.size; ++peer) {
         const size_t out = sends_to(peer) ? bytes_for(peer, operation_.counts) : 0;
         const size_t in = receives_from(peer) ? bytes_for(peer, operation_.receive_counts) : 0;
-        MUSTER_TRY(send(from.data() + sent, out, peer));
-        MUSTER_TRY(receive(to.data() + received, in, peer));
+        MUSTER_TRY(send(from_->data() + sent, out, peer));
+        MUSTER_TRY(receive(to_->data() + received, in, peer));
         sent += out;
         received += in;
       }
       return {};
-    }));
-    to.write_back();
-    return {};
+    });
   }
   bool sends_to(Rank peer) const {
     if (call().collective == Collective::kGather) return peer == call().root;
@@ -333,6 +331,10 @@ class CollectiveCall : private StreamCalls {
 
   const GroupSpec& self_;
   const Operation& operation_;
+  std::optional<Contiguous> from_, to_;  ///< from_: not of calls in place
+  std::shared_ptr<void> word_;           ///< of a barrier
+  Element element_{Type::kUint8};
+  int op_ = 0;
 };
 
 class MessageCall : private StreamCalls {
@@ -365,10 +367,26 @@ class MessageCall : private StreamCalls {
 
 }  // namespace
 
-Result<> enqueue(Communicator& communicator, const GroupSpec& self, const Operation& operation, Device& device,
-                 const Deadline& deadline) {
+Result<> enqueue(Communicator& communicator, const GroupSpec& self, const std::vector<Operation>& operations,
+                 Device& device, const Deadline& deadline) {
   MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
-  return CollectiveCall(StreamCalls(communicator, lock, device, deadline), self, operation).run();
+  const StreamCalls on_stream(communicator, lock, device, deadline);
+  std::vector<CollectiveCall> calls;
+  calls.reserve(operations.size());
+  for (const Operation& each : operations) {
+    calls.emplace_back(on_stream, self, each);
+    MUSTER_TRY(calls.back().prepare());
+  }
+  if (calls.size() == 1) {
+    MUSTER_TRY(calls.front().run());
+  } else {
+    MUSTER_TRY(on_stream.group_call([&]() -> Result<> {
+      for (CollectiveCall& each : calls) MUSTER_TRY(each.run());
+      return {};
+    }));
+  }
+  for (CollectiveCall& each : calls) MUSTER_TRY(each.finish());
+  return {};
 }
 
 Result<> enqueue(Communicator& communicator, const std::vector<Message>& messages, Device& device,

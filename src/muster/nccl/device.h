@@ -20,6 +20,8 @@ class Device {
 
   virtual ~Device() = default;
   virtual Stream stream() = 0;
+  /// True while the stream's work becomes part of a graph, which runs later, instead of running.
+  virtual bool capturing() = 0;
   /// The point that the stream has been given work up to.
   virtual std::unique_ptr<Event> record() = 0;
   /// Memory of the device for work on the stream. It may be released at once: its next use is after that work.

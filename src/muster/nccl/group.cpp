@@ -119,37 +119,55 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   std::shared_ptr<Arena> arena() const override { return nullptr; }
 
  private:
+  using Tickets = std::vector<Recorder::Ticket>;
+
   Work begin(Operation&& operation, const CallOptions& options) override {
+    std::vector<Operation> one;
+    one.push_back(std::move(operation));
+    return begin_all(std::move(one), options);
+  }
+  Work begin_all(std::vector<Operation>&& operations, const CallOptions& options) override {
+    if (operations.empty()) return Work(Result<>{});
     if (const Result<> open = check_open(); !open) {
-      operation.call.sequence = sequence_ + 1;
-      return Work(tl::unexpected(open.error().in(describe(operation.reported_call()))));
+      operations.front().call.sequence = sequence_ + 1;
+      return Work(tl::unexpected(open.error().in(describe({operations.front().reported_call()}))));
     }
-    const Result<Work> launched = launch(std::move(operation), options);
+    const Result<Work> launched = launch(operations, options);
     if (!launched) return refuse(launched.error());
     return options.async ? *launched : Work(launched->wait(), launched->sequence());
   }
-  Result<Work> launch(Operation&& operation, const CallOptions& options) {
+  Result<Work> launch(std::vector<Operation>& operations, const CallOptions& options) {
     const std::lock_guard order(order_);
-    operation.call.sequence = ++sequence_;
-    if (recorder_) operation.site = current_call_site();
     const TimePoint begun = steady_clock().now();
-    const auto ticket = recorder_ ? recorder_->submitted(operation, Recorder::Start::kNow) : 0;
     const Duration limit = timeout_of(options);
-    if (Result<> given = enqueue(*communicator_, membership(), operation, *device_, Deadline::after(limit)); !given) {
-      const Error why = given.error().in(describe(operation.reported_call()));
-      if (recorder_) recorder_->ended(ticket, tl::unexpected(why));
+    const auto calls = std::make_shared<std::vector<Call>>();  // for the callbacks, which are copied
+    Tickets tickets;
+    for (Operation& each : operations) {
+      each.call.sequence = ++sequence_;
+      if (recorder_) {
+        each.site = current_call_site();
+        tickets.push_back(recorder_->submitted(each, Recorder::Start::kNow));
+      }
+      calls->push_back(each.reported_call());
+    }
+    if (Result<> given = enqueue(*communicator_, membership(), operations, *device_, Deadline::after(limit)); !given) {
+      const Error why = given.error().in(describe(*calls));
+      record_end(tickets, tl::unexpected(why));
       return tl::unexpected(why);
     }
-    const auto ended = [this, ticket, begun, hook = hook(), call = operation.call](const Result<>& result) {
-      if (recorder_) recorder_->ended(ticket, result);
-      if (hook) (*hook)({call, begun, begun, steady_clock().now(), result});
+    const auto ended = [this, begun, hook = hook(), calls](const Result<>& result) {
+      const TimePoint now = steady_clock().now();
+      for (const Call& each : *calls) {
+        if (hook) (*hook)({each, begun, begun, now, result});
+      }
     };
-    const auto describe_call = [this, call = operation.reported_call()] { return describe(call); };
-    return track(limit, describe_call, ended, sequence_);
+    return track(
+        limit, [this, calls] { return describe(*calls); }, std::move(tickets), ended, sequence_);
   }
 
-  std::string describe(const Call& call) const {
-    return fmt::format("{}, group \"{}\"", call.to_string(), membership().name);
+  std::string describe(const std::vector<Call>& calls) const {
+    const std::string more = calls.size() > 1 ? fmt::format(" and {} more calls", calls.size() - 1) : "";
+    return fmt::format("{}{}, group \"{}\"", calls.front().to_string(), more, membership().name);
   }
 
   Work submit_messages(const std::vector<Message>& messages, const CallOptions& options) {
@@ -161,11 +179,19 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     std::unique_lock order(order_);
     const Duration limit = timeout_of(options);
     const Result<> given = enqueue(*communicator_, messages, *device_, Deadline::after(limit));
-    if (given)
-      return track(
-          limit, [what] { return what; }, nullptr, 0);
-    order.unlock();
-    return refuse(given.error().in(what));
+    if (!given) {
+      order.unlock();
+      return refuse(given.error().in(what));
+    }
+    Tickets tickets;
+    for (const Message& each : messages) {
+      if (!recorder_) break;
+      const CallSite site = current_call_site();
+      tickets.push_back(each.send ? recorder_->sending(each.data, each.peer, each.tag, site)
+                                  : recorder_->receiving(each.data, each.peer, each.tag, site));
+    }
+    return track(
+        limit, [what] { return what; }, std::move(tickets), nullptr, 0);
   }
   Result<> check_message(const Message& message) const {
     if (message.peer == kAnyRank) {
@@ -188,11 +214,24 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     return text;
   }
 
-  Work track(Duration limit, std::function<std::string()> describe, std::function<void(const Result<>&)> ended,
-             uint64_t sequence) {
+  /// `ended` may be null.
+  Work track(Duration limit, std::function<std::string()> describe, Tickets tickets,
+             std::function<void(const Result<>&)> ended, uint64_t sequence) {
+    const auto record_and_end = [this, tickets = std::move(tickets), ended = std::move(ended)](const Result<>& result) {
+      record_end(tickets, result);
+      if (ended) ended(result);
+    };
+    if (device_->capturing()) {  // what has ended is the capture; replays have no Work
+      record_and_end({});
+      in_flight_->watch();
+      return Work(Result<>{}, sequence);
+    }
     return in_flight_->add({std::make_shared<Work::State>(), device_->record(), Deadline::after(limit).when(),
-                            std::move(describe), std::move(ended)},
+                            std::move(describe), record_and_end},
                            sequence);
+  }
+  void record_end(const Tickets& tickets, const Result<>& result) {
+    for (const Recorder::Ticket each : tickets) recorder_->ended(each, result);
   }
 
   /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed.

@@ -11,6 +11,8 @@ namespace {
 
 /// How often the thread looks. Threads that wait look all the time.
 constexpr Duration kInterval = 1ms;
+/// The same while it looks for failures only.
+constexpr Duration kWatchInterval = 100ms;
 /// How long kernels may take to end once they are aborted.
 constexpr Duration kAbortTime = 10s;
 
@@ -39,9 +41,19 @@ Work InFlight::add(Entry entry, uint64_t sequence) {
     fail(*why, [&] { failed_(*why); });
     return Work(state, sequence);
   }
+  start_thread();
+  return Work(state, sequence);
+}
+
+void InFlight::watch() {
+  const std::lock_guard lock(mutex_);
+  watching_ = true;
+  start_thread();
+}
+
+void InFlight::start_thread() {
   if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
   changed_.notify_all();
-  return Work(state, sequence);
 }
 
 void InFlight::fail(const Error& why, const std::function<void()>& end_kernels) {
@@ -62,7 +74,7 @@ void InFlight::fail(const Error& why, const std::function<void()>& end_kernels) 
 void InFlight::finish_all(std::deque<Entry>& entries, const std::optional<Error>& why) {
   for (Entry& entry : entries) {
     const Result<> result = why ? tl::unexpected(why->in(entry.describe())) : Result<>{};
-    if (entry.ended) entry.ended(result);
+    entry.ended(result);
     for (const auto& callback : entry.work->finish(result)) callback(result);
   }
   const std::lock_guard lock(mutex_);
@@ -110,11 +122,13 @@ void InFlight::drive(Work::State& state, const Deadline& deadline) {
 void InFlight::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    if (entries_.empty()) {
+    if (entries_.empty() && (!watching_ || failure_)) {
       changed_.wait(lock);
       continue;
     }
-    changed_.wait_for(lock, kInterval, [this] { return stopping_; });
+    const bool was_empty = entries_.empty();
+    changed_.wait_for(lock, was_empty ? kWatchInterval : kInterval,
+                      [&] { return stopping_ || entries_.empty() != was_empty; });
     lock.unlock();
     std::optional<Error> why;
     try {
@@ -145,9 +159,9 @@ void InFlight::poll() {
 std::optional<Error> InFlight::find_failure() {
   {
     const std::lock_guard lock(mutex_);
-    if (entries_.empty()) return std::nullopt;
+    if (entries_.empty() && !watching_) return std::nullopt;
     const auto first = std::ranges::min_element(entries_, {}, &Entry::deadline);
-    if (steady_clock().now() >= first->deadline) {
+    if (first != entries_.end() && steady_clock().now() >= first->deadline) {
       return Error{ErrorCode::kTimeout, "it has not ended on the device within its timeout"};
     }
   }

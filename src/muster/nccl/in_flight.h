@@ -23,7 +23,7 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
     std::unique_ptr<Device::Event> event;
     TimePoint deadline;
     std::function<std::string()> describe;       ///< the call, for errors
-    std::function<void(const Result<>&)> ended;  ///< before the Work is finished; may be null
+    std::function<void(const Result<>&)> ended;  ///< before the Work is finished
   };
   /// Called when an operation has not ended by its deadline, or when `check` has an error. Must end the kernels.
   using Failed = std::function<void(const Error& why)>;
@@ -36,6 +36,8 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
   /// Finishes all operations with `why`, also later ones, after end_kernels() and the end of the kernels that it
   /// aborts: until then they may use the memory. An operation whose kernel ends in end_kernels() has failed, too.
   void fail(const Error& why, const std::function<void()>& end_kernels);
+  /// From now on, failures are looked for also when no operation is in flight: a graph may run operations again.
+  void watch();
   bool wait_until_empty(const Deadline& deadline);
   /// Ends the thread, and waits for those that finish operations now. Not from a callback of a Work.
   void stop();
@@ -44,6 +46,7 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
   void drive(Work::State& state, const Deadline& deadline) override;
 
  private:
+  void start_thread();
   void run();
   void poll();
   /// Finishes operations that were taken out of entries_. The caller has incremented finishing_.
@@ -57,8 +60,9 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
   std::deque<Entry> entries_;
   std::optional<Error> failure_;  ///< the first argument of fail()
   int finishing_ = 0;             ///< threads in finish_all()
+  bool watching_ = false;         ///< watch() was called
   bool stopping_ = false;
-  std::thread thread_;  ///< started with the first operation
+  std::thread thread_;  ///< started with the first operation, or by watch()
 };
 
 }  // namespace muster::nccl

@@ -1,6 +1,7 @@
 // The device itself: its guard, its hooks, and its memory.
 #include "device.h"
 
+#include <ATen/core/GraphImplInterface.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -54,6 +55,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream which) const override { return &queue_of(which); }
   bool queryStream(const c10::Stream& which) const override { return queue_of(which).idle(); }
   void synchronizeStream(const c10::Stream& which) const override { queue_of(which).synchronize(); }
+  bool isStreamCapturing(const c10::Stream& which) const override { return queue_of(which).graph() != nullptr; }
   void synchronizeDevice(c10::DeviceIndex index) const override { synchronize_device(device(index).index()); }
 
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
@@ -109,6 +111,11 @@ struct Block {
 void release_block(void* context) {
   Block* const block = static_cast<Block*>(context);
   Stream& owner = queue_of(block->allocated_on);
+  if (Graph* const graph = owner.graph()) {
+    graph->at_end([address = block->address] { release(address); });
+    delete block;
+    return;
+  }
   for (const c10::Stream& each : block->used_on) {
     Event event;
     event.record(queue_of(each));
@@ -131,6 +138,26 @@ class DeviceAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     std::memcpy(host_address(to), host_address(from), bytes);
   }
+};
+
+class TorchGraph final : public at::GraphImplInterface {
+ public:
+  explicit TorchGraph(at::GraphImplArgs) {}
+  void capture_begin(at::MempoolId_t, at::GraphCaptureMode) override {
+    reset();
+    graph_ = std::make_unique<Graph>();
+    graph_->begin(queue_of(current_stream(device(-1))));
+  }
+  void capture_end() override { graph_->end(); }
+  void instantiate() override {}
+  void replay() override { graph_->replay(queue_of(current_stream(device(-1)))); }
+  void reset() override { graph_.reset(); }
+  at::MempoolId_t pool() const override { return {0, 0}; }
+  void enable_debug_mode() override {}
+  void debug_dump(const std::string&) override {}
+
+ private:
+  std::unique_ptr<Graph> graph_;
 };
 
 struct Pinned {
@@ -169,6 +196,13 @@ PinnedAllocator allocator_of_pinned;
 REGISTER_ALLOCATOR(kType, &allocator)
 
 }  // namespace
+}  // namespace muster::device_double
+
+namespace at {
+REGISTER_GRAPH_IMPL(SIMULATED, muster::device_double::TorchGraph)  // the device's name in tests/python/device_double.py
+}  // namespace at
+
+namespace muster::device_double {
 
 c10::Stream current_stream(c10::Device where) {
   const c10::Device here = device(where.index());

@@ -64,9 +64,13 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tens
                    "tensors must all have the same type, but one is ", tensors.front().scalar_type(), " and another ",
                    tensor.scalar_type());
   }
-  if (!tensors.empty()) {
-    BufferView data = request.in_place(tensors);
+  const auto add = [&](BufferView data) {
     set_reduction(request.add(Collective::kAllReduce, data, data), options.reduceOp);
+  };
+  if (!tensors.empty() && tensors.front().is_cpu()) {
+    add(request.in_place(tensors));
+  } else {
+    for (const at::Tensor& each : tensors) add(request.in_place(each));  // one kernel of NCCL, without a copy
   }
   return launch(std::move(request), tensors, options.timeout);
 }

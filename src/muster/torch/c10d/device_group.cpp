@@ -29,6 +29,7 @@ class TorchDevice final : public nccl::Device {
   nccl::Stream stream() override {
     return c10::impl::VirtualGuardImpl(device_.type()).getStreamNativeHandle(current_stream(device_));
   }
+  bool capturing() override { return is_capturing(device_); }
   std::unique_ptr<Event> record() override { return std::make_unique<TorchEvent>(device_); }
   std::shared_ptr<void> allocate(size_t bytes) override {
     const auto options = at::TensorOptions().dtype(at::kByte).device(device_);
@@ -88,6 +89,11 @@ DeviceGroup* LazyDeviceGroup::for_device(c10::Device device) {
   const GilRelease no_gil;
   const std::lock_guard forming(forming_);
   if (group_) return group_->get();
+  if (is_capturing(device)) {
+    throw_error({ErrorCode::kInvalidArgument,
+                 "the first call with tensors on a device connects the ranks, which a graph cannot capture: make one "
+                 "before the capture"});
+  }
   std::vector<Rank> ranks(static_cast<size_t>(host_.membership().size));
   std::iota(ranks.begin(), ranks.end(), 0);
   auto store = value_or_throw(store_.clone());

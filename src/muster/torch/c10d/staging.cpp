@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "muster/torch/c10d/torch_versions.h"
+
 namespace muster {
 namespace {
 
@@ -23,6 +25,15 @@ c10::impl::VirtualGuardImpl guard_of(c10::Device device) { return c10::impl::Vir
 }  // namespace
 
 c10::Stream current_stream(c10::Device device) { return guard_of(device).getStream(device); }
+
+bool is_capturing(c10::Device device) {
+#if MUSTER_TORCH_HAS_NATIVE_STREAMS
+  return guard_of(device).isStreamCapturing(current_stream(device));
+#else
+  (void)device;
+  return false;
+#endif
+}
 
 at::Tensor host_buffer(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.dtype()).pinned_memory(can_pin()));

@@ -11,6 +11,9 @@ namespace muster {
 /// The stream of the device on which the calling thread works.
 c10::Stream current_stream(c10::Device device);
 
+/// True while a graph captures what that stream is given.
+bool is_capturing(c10::Device device);
+
 /// Contiguous memory of the host for the elements of `tensor`: pinned, if the device has such memory.
 at::Tensor host_buffer(const at::Tensor& tensor);
 

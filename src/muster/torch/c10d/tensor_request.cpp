@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -99,6 +100,8 @@ BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
     if (async || device_group != nullptr) keep_alive_.push_back(tensor);
     return view_all(tensor);
   }
+  check_argument(own_memory || tensor.is_cpu() || !is_capturing(tensor.device()), title,
+                 "a graph cannot capture it, because tensors on ", tensor.device(), " go through the host");
   const at::NoGradGuard no_grad;
   const at::Tensor plain = own_memory
                                ? at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous))
@@ -195,6 +198,15 @@ void TensorRequest::copy_back() {
     if (copy.stream) in_order.emplace(*copy.stream);
     copy_elements(copy.to, copy.from);
   }
+}
+
+void TensorRequest::record_on(const c10::Stream& stream) const {
+  const c10::impl::VirtualGuardImpl guard(stream.device_type());
+  const auto record = [&](const at::Tensor& tensor) {
+    guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+  };
+  for (const at::Tensor& each : keep_alive_) record(each);
+  for (const Copy& each : copies_) record(each.to);
 }
 
 void TensorRequest::release() {

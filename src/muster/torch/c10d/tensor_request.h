@@ -78,6 +78,8 @@ class TensorRequest {
   muster::Work submit(Group& group, const CallOptions& options);
   /// Copies the results to the caller's tensors, once the operation has succeeded.
   void copy_back();
+  /// Lets release() come before `stream`, of the device, has done what it was given with the tensors.
+  void record_on(const c10::Stream& stream) const;
   /// Drops all copies and references, once the operation has ended.
   void release();
 

@@ -114,6 +114,8 @@ void TensorWork::launch(const c10::intrusive_ptr<TensorWork>& work, Group& host,
     inputs.record(current_stream(stream.device()));
     inputs.block(stream);
     const StreamScope scope(stream);
+    work->is_captured_ = is_capturing(stream.device());
+    if (work->is_captured_) request.record_on(stream);
     parts = submit(request, *on_device->group, options);
     if (std::ranges::none_of(parts, was_rejected)) request.copy_back();
     work->stream_ = stream;
@@ -138,7 +140,9 @@ std::exception_ptr TensorWork::finish_result() {
     if (!result) return to_exception(result.error());
   }
   try {
-    if (on_stream_) {
+    if (is_captured_) {
+      // Nothing has run, and nothing can be waited for: replays have no Work.
+    } else if (on_stream_) {
       on_stream_->synchronize();  // the copies come after the operation, and release() drops their tensors
     } else {
       request_.copy_back();

@@ -56,7 +56,8 @@ class PendingWorks {
 
 /// c10d's handle of one call: its request, whose tensors it keeps alive, and the core's Works. It is complete when the
 /// last of these Works is done and the results have been copied to the caller's tensors. If it runs on a device, wait()
-/// may return before: it makes the calling thread's stream wait, and not the thread. Thread-safe.
+/// may return before: it makes the calling thread's stream wait, and not the thread. If a graph captures it, it is
+/// complete once it is part of the graph. Thread-safe.
 class TensorWork final : public c10d::Work {
  public:
   /// Profilers show `inputs`.
@@ -97,6 +98,7 @@ class TensorWork final : public c10d::Work {
   TensorRequest request_;
   std::optional<c10::Stream> stream_;    ///< of a request on a device; constant after launch()
   std::optional<c10::Event> on_stream_;  ///< the point after its results; constant after launch()
+  bool is_captured_ = false;             ///< into a graph; constant after launch()
   const std::shared_ptr<PendingWorks> pending_;
   const TimePoint began_ = steady_clock().now();
   TimePoint ended_{};  ///< written by the thread that sets completing_, before finish() sets completed_ under mutex_
