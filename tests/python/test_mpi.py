@@ -1,13 +1,15 @@
-"""The backend "muster-mpi", started by the launchers of Open MPI and MPICH."""
+"""The backend "muster-mpi", started by the launchers of Open MPI and MPICH, and by `muster run`."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from mpi_launchers import MPICH, OPEN_MPI, Launcher, command_of, launcher, run_program
+from hosts import run_on, two_hosts
+from mpi_launchers import MPICH, OPEN_MPI, TIMEOUT, Launcher, command_of, launcher, run_program
 
 __all__ = ["launcher"]  # a fixture
 PROGRAM = Path(__file__).with_name("mpi_program.py")
@@ -67,3 +69,87 @@ def test_a_missing_library_is_named(launcher: Launcher) -> None:
     done = run(launcher, "everything", env={"MUSTER_MPI_LIBRARY": "/missing/libmpi.so"})
     assert done.returncode != 0
     assert "MUSTER_MPI_LIBRARY: /missing/libmpi.so: cannot open shared object file" in output_of(done)
+
+
+def run_by_muster(*arguments: str, library: str = MPICH.library, **env: str) -> subprocess.CompletedProcess[str]:
+    if command_of(MPICH) is None:
+        pytest.skip("MPICH is not installed")
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MUSTER_MPI_LIBRARY": library, **env}
+    command = ["muster", "run", "--nproc-per-node", "3", *arguments]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=TIMEOUT)
+
+
+def test_muster_run_starts_ranks_of_mpich(built_programs: Path) -> None:
+    done = run_by_muster(str(PROGRAM), "everything")
+    assert done.returncode == 0, output_of(done)
+    assert sorted(re.findall(r"rank (\d) of \d is done", done.stdout)) == ["0", "1", "2"]
+
+
+RESTARTS = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("muster-mpi")
+total = torch.ones(100_000)
+dist.all_reduce(total)
+if os.environ["MUSTER_GENERATION"] == "0" and dist.get_rank() == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+print("sum", total[-1].item())
+dist.destroy_process_group()
+"""
+
+
+def test_muster_run_restarts_ranks_of_mpich(built_programs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "restarts.py"
+    script.write_text(RESTARTS)
+    done = run_by_muster("--max-restarts", "1", str(script))
+    assert done.returncode == 0, output_of(done)
+    assert done.stdout.count("sum 3.0") == 3, output_of(done)
+
+
+ABSENT = """
+import os, signal, torch.distributed as dist
+if os.environ["RANK"] == "2":
+    signal.pause()
+dist.init_process_group("muster-mpi")
+"""
+
+
+def test_a_rank_that_does_not_come_ends_the_start_of_mpi(built_programs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "absent.py"
+    script.write_text(ABSENT)
+    done = run_by_muster(str(script), MUSTER_TIMEOUT="3")
+    assert done.returncode != 0
+    assert re.search(r"rank [01] of 3 cannot start MPI: .*rank 2 has not begun to start MPI", output_of(done)), (
+        output_of(done)
+    )
+
+
+def test_muster_run_refuses_open_mpi(built_programs: Path) -> None:
+    if command_of(OPEN_MPI) is None:
+        pytest.skip("Open MPI is not installed")
+    done = run_by_muster(str(PROGRAM), "everything", library=OPEN_MPI.library)
+    assert done.returncode != 0
+    assert "can start ranks of MPICH and of libraries with its ABI, but not of Open MPI" in output_of(done)
+
+
+TWO_HOSTS = """
+import torch, torch.distributed as dist
+dist.init_process_group("muster-mpi")
+total = torch.full((300_000,), dist.get_rank() + 1.0)
+dist.all_reduce(total)
+print("sum", total[-1].item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_muster_run_starts_ranks_of_mpich_on_two_hosts(
+    release_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "two_hosts.py"
+    script.write_text(TWO_HOSTS)
+    monkeypatch.setenv("MUSTER_MPI_LIBRARY", MPICH.library)
+    with two_hosts() as hosts:
+        (status, output), (other, other_output) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
+    assert (status, other) == (0, 0), output + other_output
+    assert (output + other_output).count("sum 10.0") == 4, output + other_output

@@ -15,8 +15,10 @@ struct Position {
   std::string library;  ///< "Open MPI 4.1.4"
 };
 
-/// Initializes MPI if the program has not done so. Open MPI 4 and 5, MPICH 4 and libraries with the ABI of MPI 5 are
-/// loaded at run time. Errors: as World::get() in mpi/world.h has them.
+/// Initializes MPI if the program has not done so, with the ranks of `muster run` if that has started it
+/// (pmi_server.h).
+/// Open MPI 4 and 5, MPICH 4 and libraries with the ABI of MPI 5 are loaded at run time. Errors: as World::get() in
+/// mpi/world.h has them.
 Result<Position> position();
 
 /// Forms a group over MPI of these ranks of MPI_COMM_WORLD, which become ranks 0, 1, ... in that order. All of them
@@ -26,7 +28,7 @@ Result<Position> position();
 /// - A collective or a send that has begun cannot be ended. If it does not end within its timeout, all ranks of the job
 ///   end (MPI_Abort). The same happens if it has not ended 10 s after abort() or leave().
 /// - abort() and leave() do not tell the other ranks.
-/// - Calls of ranks are not compared. Messages are not in the flight recorder.
+/// - Calls of ranks are not compared.
 /// - merge() is kUnsupported, and shrink() needs living ranks.
 Result<std::unique_ptr<Group>> form_group(const std::vector<Rank>& world_ranks, const std::string& name,
                                           const GroupOptions& options);

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "muster/base/random.h"
 #include "muster/io/host_identity.h"
 #include "muster/io/outward_address.h"
+#include "muster/mpi/environment.h"
 #include "muster/mpi/watchdog.h"
 #include "muster/mpi/world.h"
 #include "muster/store/server/server.h"
@@ -27,10 +27,7 @@ using Variables = std::map<std::string, std::string>;
 constexpr size_t kMessageBytes = 512;
 constexpr size_t kSecretBytes = 32;
 
-bool is_set(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value != nullptr && *value != '\0';
-}
+bool is_set(const char* variable) { return !environment(variable).empty(); }
 
 /// Serves until all ranks have ended: World::after_finalize() runs later than the destructors of static objects.
 std::unique_ptr<StoreServer>& server() {
@@ -42,7 +39,7 @@ Result<std::string> serve(const Deadline& deadline) {
   StoreServerOptions options;
   std::string secret;
   if (is_set("MUSTER_SECRET")) {
-    secret = std::getenv("MUSTER_SECRET");
+    secret = environment("MUSTER_SECRET");
   } else {
     std::array<uint8_t, kSecretBytes> drawn;
     fill_secure_random(drawn);

@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 #include <link.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <string_view>
 #include <vector>
+
+#include "muster/mpi/environment.h"
+#include "muster/mpi/pmi_server.h"
 
 namespace muster::mpi {
 namespace {
@@ -110,17 +112,12 @@ Constants open_mpi_constants(void* loaded) {
           .source_offset = 0};
 }
 
-const char* environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 /// The names under which distributions install MPI. The first ones fit the launcher that started this process.
 std::vector<std::string> candidates() {
   const std::vector<std::string> open_mpi = {"libmpi.so.40"};
   std::vector<std::string> names = {"libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi.so.12", "libmpich.so.12"};
-  const bool by_open_mpi = *environment("OMPI_COMM_WORLD_SIZE") != '\0';
-  const bool by_mpich = *environment("PMI_SIZE") != '\0' && !by_open_mpi;
+  const bool by_open_mpi = !environment("OMPI_COMM_WORLD_SIZE").empty();
+  const bool by_mpich = (!environment("PMI_SIZE").empty() && !by_open_mpi) || started_by_muster();
   names.insert(by_mpich ? names.end() : names.begin(), open_mpi.begin(), open_mpi.end());
   names.emplace_back("libmpi.so");
   return names;
@@ -131,7 +128,7 @@ std::vector<std::string> candidates() {
 Result<const Library*> Library::get() {
   static const Result<Library> loaded = []() -> Result<Library> {
     Library library;
-    if (const std::string file = environment("MUSTER_MPI_LIBRARY"); !file.empty()) {
+    if (const std::string file(environment("MUSTER_MPI_LIBRARY")); !file.empty()) {
       void* const opened = dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
       if (opened == nullptr) return fail(ErrorCode::kUnavailable, fmt::format("MUSTER_MPI_LIBRARY: {}", dlerror()));
       MUSTER_TRY(library.load(file, opened));

@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "muster/base/log.h"
+#include "muster/group/group.h"
 #include "muster/mpi/datatypes.h"
+#include "muster/mpi/pmi_server.h"
 #include "muster/mpi/watchdog.h"
 
 namespace muster::mpi {
@@ -70,6 +72,25 @@ Result<> check_threads(const Library& mpi, int provided, bool initialized) {
                                                                : "use a build that supports threads"));
 }
 
+/// MPI_Init_thread(), with the ranks of `muster run` if that has started this process.
+Result<int> initialize(const Library& mpi) {
+  const bool serves = started_by_muster();
+  if (serves) {
+    if (mpi.version().find("Open MPI") != std::string::npos) {
+      return fail(ErrorCode::kUnsupported,
+                  fmt::format("`muster run` can start ranks of MPICH and of libraries with its ABI, but not of {}: "
+                              "start them with mpirun, or set MUSTER_MPI_LIBRARY to another library",
+                              mpi.version()));
+    }
+    MUSTER_ASSIGN(const GroupOptions options, group_options_from_environment());
+    MUSTER_TRY(serve_pmi(options.timeout));
+  }
+  int provided = 0;
+  MUSTER_TRY(mpi.check(mpi.Init_thread(nullptr, nullptr, mpi.thread_multiple, &provided), "MPI_Init_thread"));
+  if (serves) unsetenv("PMI_FD");  // of no use to programs that this process starts
+  return provided;
+}
+
 Result<World> start() {
   last_callback();  // constructed before atexit(), so it is destroyed after finalize()
   MUSTER_ASSIGN(const Library* const mpi, Library::get());
@@ -80,7 +101,7 @@ Result<World> start() {
   if (initialized != 0) {
     MUSTER_TRY(mpi->check(mpi->Query_thread(&provided), "MPI_Query_thread"));
   } else {
-    MUSTER_TRY(mpi->check(mpi->Init_thread(nullptr, nullptr, mpi->thread_multiple, &provided), "MPI_Init_thread"));
+    MUSTER_ASSIGN(provided, initialize(*mpi));
     initialized_here = true;
     std::atexit(finalize);
   }
