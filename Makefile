@@ -102,6 +102,7 @@ arm64: setup
 
 gpu: build
 	@MUSTER_TEST_DEVICE=cuda $(STAGE) gpu --summary '(passed|skipped).* in ' -- python3 -m pytest -rs tests/python/test_devices.py $(PYTEST)
+	MUSTER_TEST_DEVICE=cuda muster run --nproc-per-node 2 tests/python/device_bench.py
 
 peer: build
 	@for ranks in 2 4; do MUSTER_PEER=all MUSTER_PEER_RANKS=$$ranks $(STAGE) "peer, $$ranks ranks" \

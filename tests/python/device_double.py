@@ -35,3 +35,9 @@ def set_kernel_delay(milliseconds: int) -> None:
     if not IS_DOUBLE:
         return
     torch.ops.muster_device_double.set_kernel_delay(milliseconds)
+
+
+def set_copy_rate(bytes_per_second: int) -> None:
+    """For measurements: copies between the double and the host take so long, move nothing, and need no core."""
+    if IS_DOUBLE:
+        torch.ops.muster_device_double.set_copy_rate(bytes_per_second)

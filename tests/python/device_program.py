@@ -93,6 +93,33 @@ def streams(rank: int) -> None:
         assert result.cpu().unique().tolist() == [size]
 
 
+def large(rank: int) -> None:
+    """Through the host, large tensors are copied in pieces while the collective runs."""
+    size = dist.get_world_size()
+    total = size * (size + 1) // 2
+    count = (5 << 20) + 3  # the last piece is short
+    for dtype in (torch.float32, torch.int64, torch.complex64):
+        tensor = torch.empty(count, dtype=dtype, device=device_double.DEVICE)
+        tensor.fill_(0)
+        device_double.set_kernel_delay(DELAY)
+        tensor.fill_(rank + 1)  # still runs when the call begins
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        work.wait()
+        assert (tensor.cpu() == total).all()
+        device_double.set_kernel_delay(0)
+    tensor = torch.arange(count, dtype=torch.float64).to(device_double.DEVICE)
+    dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    assert torch.equal(tensor.cpu(), torch.arange(count, dtype=torch.float64))
+    matrix = torch.ones(4096, 2048, device=device_double.DEVICE)
+    dist.all_reduce(matrix.t())  # in no order that pieces could have
+    assert matrix.cpu().unique().tolist() == [size]
+    if not os.environ["MUSTER_NCCL_LIBRARY"]:
+        tensor = torch.ones(count, device="cpu" if rank == 0 else device_double.DEVICE)
+        dist.all_reduce(tensor)
+        assert tensor.cpu().unique().tolist() == [size]
+
+
 def two_devices(rank: int) -> None:
     torch.accelerator.set_device_index(rank % 2)
     tensor = torch.full((8,), float(rank), device=f"{device_double.DEVICE}:{rank % 2}")

@@ -17,6 +17,7 @@ PROGRAM = Path(__file__).with_name("device_program.py")
 BOTH_WAYS = (
     "torchs_calls",
     "streams",
+    "large",
     "two_devices",
     "ddp",
     "no_sync_and_join",

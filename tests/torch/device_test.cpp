@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "group/ranks.h"
-#include "muster/torch/c10d/device_group.h"
+#include "muster/torch/c10d/device/device_group.h"
 #include "muster/torch/nn/distributed_data_parallel.h"
 #include "torch/models.h"
 

@@ -4,6 +4,7 @@
 
 #include "muster/collective/buffer.h"
 #include "muster/collective/call.h"
+#include "muster/collective/staging.h"
 
 namespace muster {
 
@@ -35,6 +36,8 @@ struct Operation {
   uint32_t site = 0;
   /// The caller's call, if this operation is a part of another one.
   const Call* parent = nullptr;
+  /// For all_reduce: the memory is filled and copied meanwhile. Must live until the operation ends. Null: it is there.
+  Staging* staging = nullptr;
 
   /// The call that ranks compare and errors name.
   const Call& reported_call() const { return parent != nullptr ? *parent : call; }

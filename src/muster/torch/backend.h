@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "muster/group/group.h"
-#include "muster/torch/c10d/device_group.h"
+#include "muster/torch/c10d/device/device_group.h"
 #include "muster/torch/c10d/tensor_request.h"
 #include "muster/torch/c10d/torch_versions.h"
 #include "muster/torch/c10d/work.h"
@@ -22,10 +22,10 @@
 namespace muster {
 
 /// The c10d backend "muster": torch's process group calls become calls of one Group. Takes tensors of any strides and
-/// on any device; those on a device go over NCCL (c10d/device_group.h), or through memory of the host (c10d/staging.h).
-/// c10d's base class rejects the operations that are not overridden here. Thread-safe as Group is. Throws
-/// c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false returns no Work.
-/// It blocks, or, over NCCL, makes the current stream wait.
+/// on any device; those on a device go over NCCL (c10d/device/device_group.h), or through memory of the host
+/// (c10d/device/staging.h). c10d's base class rejects the operations that are not overridden here. Thread-safe as Group
+/// is. Throws c10::ValueError for wrong arguments, muster::ErrorException for failures. A call with asyncOp=false
+/// returns no Work. It blocks, or, over NCCL, makes the current stream wait.
 class ProcessGroupMuster final : public c10d::Backend {
  public:
   using Handle = c10::intrusive_ptr<c10d::Work>;

@@ -163,6 +163,7 @@ class TorchGraph final : public at::GraphImplInterface {
 struct Pinned {
   std::mutex mutex;
   std::map<const void*, size_t> blocks;
+  std::multimap<size_t, void*> free;  ///< kept for the next tensors, as real allocators do
 };
 Pinned& pinned() {
   static Pinned& made = *new Pinned;
@@ -170,20 +171,21 @@ Pinned& pinned() {
 }
 
 void release_pinned(void* address) {
-  {
-    const std::lock_guard lock(pinned().mutex);
-    pinned().blocks.erase(address);
-  }
-  std::free(address);
+  const std::lock_guard lock(pinned().mutex);
+  const auto block = pinned().blocks.find(address);
+  pinned().free.emplace(block->second, address);
+  pinned().blocks.erase(block);
 }
 
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
-    void* const address = std::malloc(bytes);
-    TORCH_CHECK(address != nullptr, "the host has no ", bytes, " bytes left");
     const std::lock_guard lock(pinned().mutex);
+    const auto kept = pinned().free.find(bytes);
+    void* const address = kept != pinned().free.end() ? kept->second : std::malloc(bytes);
+    TORCH_CHECK(address != nullptr, "the host has no ", bytes, " bytes left");
+    if (kept != pinned().free.end()) pinned().free.erase(kept);
     pinned().blocks[address] = bytes;
     return {address, address, &release_pinned, c10::Device(c10::kCPU)};
   }

@@ -11,6 +11,10 @@
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "device.h"
 #include "device/memory.h"
 
@@ -18,6 +22,9 @@ namespace muster::device_double {
 namespace {
 
 using c10::OptionalDeviceGuard;
+
+/// Of copies between the device and the host, which then move nothing: only their time counts.
+std::atomic<int64_t> copy_rate = 0;  ///< in bytes per second; 0: as fast as memory
 
 /// The tensor's memory as a tensor of the CPU. Only kernels may use it.
 at::Tensor host_alias(const at::Tensor& tensor) {
@@ -56,7 +63,18 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   const at::Tensor& on = from.is_cpu() ? to : from;
   const at::Tensor source = from.is_cpu() ? from : host_alias(from);
   const at::Tensor target = to.is_cpu() ? to : host_alias(to);
-  launch(on, [source, target]() mutable { target.copy_(source); });
+  const int64_t rate = from.is_cpu() || to.is_cpu() ? copy_rate.load() : 0;
+  launch(on, [source, target, rate]() mutable {
+    if (rate == 0) {
+      target.copy_(source);
+      return;
+    }
+    using Clock = std::chrono::steady_clock;
+    static thread_local Clock::time_point free_at;  // of the bus, for this stream
+    const std::chrono::duration<double> time(static_cast<double>(source.nbytes()) / static_cast<double>(rate));
+    free_at = std::max(free_at, Clock::now()) + std::chrono::duration_cast<Clock::duration>(time);
+    std::this_thread::sleep_until(free_at);  // tidy: allow(sleep) a bus needs no core
+  });
   const at::Tensor* const host = from.is_cpu() ? &from : to.is_cpu() ? &to : nullptr;
   const bool returns = host == nullptr || (non_blocking && is_pinned(host->storage().data()));
   if (!returns) queue_of(current_stream(on.device())).synchronize();
@@ -104,6 +122,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 TORCH_LIBRARY(muster_device_double, library) {
   library.def("set_kernel_delay(int milliseconds) -> ()",
               [](int64_t milliseconds) { set_kernel_delay(std::chrono::milliseconds(milliseconds)); });
+  library.def("set_copy_rate(int bytes_per_second) -> ()", [](int64_t rate) { copy_rate = rate; });
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ Result<> wait_for_operands(HostCall& run, uint32_t step) {
 
 Result<> put(HostCall& run, size_t index, size_t chunk) {
   MUSTER_TRY(run.begin(chunk));
+  MUSTER_TRY(run.wait_for_input((index + 1) * chunk));
   run.read_in(index * chunk, run.area(chunk), chunk_bytes(run.call.bytes(), index, chunk));
   run.comm.publish();
   return {};
@@ -78,21 +79,20 @@ class TwoShot {
     const size_t chunks = chunk_count(bytes_, chunk_);
     MUSTER_TRY(run_.begin(chunk_));
     const uint32_t first = run_.comm.step();
-    put(0);
+    MUSTER_TRY(put(0));
     run_.comm.publish();
     for (size_t index = 0; index < chunks; ++index) {
       const auto step = static_cast<uint32_t>(first + index);
       MUSTER_TRY(run_.comm.wait_all(step, run_.deadline));
       MUSTER_TRY(run_.begin(chunk_));
       combine_part(index, step);
-      if (index + 1 < chunks) put(index + 1);
+      if (index + 1 < chunks) MUSTER_TRY(put(index + 1));
       run_.comm.publish();
-      if (index > 0) take(index - 1, step);
+      if (index > 0) MUSTER_TRY(take(index - 1, step));
     }
     const auto last = static_cast<uint32_t>(first + chunks);
     MUSTER_TRY(wait_for_operands(run_, last));
-    take(chunks - 1, last);
-    return {};
+    return take(chunks - 1, last);
   }
 
  private:
@@ -105,12 +105,14 @@ class TwoShot {
   const uint8_t* result(const uint8_t* slot) const { return slot + (chunk_ + 63) / 64 * 64; }
 
   /// Writes the parts that the other ranks combine. They read nothing else.
-  void put(size_t index) {
+  Result<> put(size_t index) {
     const size_t bytes = chunk_bytes(bytes_, index, chunk_), offset = index * chunk_;
+    MUSTER_TRY(run_.wait_for_input(offset + bytes));
     const size_t begin = own_in_place_ ? part(run_.rank, bytes) : bytes;
     const size_t end = own_in_place_ ? part(run_.rank + 1, bytes) : bytes;
     run_.read_in(offset, run_.comm.slot(), begin);
     run_.read_in(offset + end, run_.comm.slot() + end, bytes - end);
+    return {};
   }
 
   /// Combines the own part of a chunk into the slot of the next step, and into the output of a rank that needs it.
@@ -130,14 +132,15 @@ class TwoShot {
   }
 
   /// Copies the results of the other ranks' parts of a chunk, which are in the slots of `step`.
-  void take(size_t index, uint32_t step) {
-    if (!is_root(run_)) return;
+  Result<> take(size_t index, uint32_t step) {
+    if (!is_root(run_)) return {};
     const size_t bytes = chunk_bytes(bytes_, index, chunk_);
     for (Rank turn = 1; turn < run_.size; ++turn) {
       const Rank peer = (run_.rank + turn) % run_.size;
       const size_t begin = part(peer, bytes), end = part(peer + 1, bytes);
       run_.operation.output.write(index * chunk_ + begin, result(run_.comm.slot(peer, step)), end - begin);
     }
+    return run_.output_is_complete(index * chunk_ + bytes);
   }
 
   HostCall& run_;

@@ -35,6 +35,13 @@ struct HostCall {
   /// Bytes of a chunk, for blocks of up to `largest` bytes; not zero.
   size_t chunk_of(size_t largest) const { return muster::chunk_of(largest, comm.slot_bytes(), element); }
 
+  Result<> wait_for_input(size_t end) const {
+    return operation.staging != nullptr ? operation.staging->wait_for_input(end) : Result<>{};
+  }
+  Result<> output_is_complete(size_t end) const {
+    return operation.staging != nullptr ? operation.staging->output_is_complete(end) : Result<>{};
+  }
+
   /// Copies the input at `offset` to `to`. For kPremulSum, multiplies it by the factor.
   void read_in(size_t offset, void* to, size_t bytes) const;
   /// True if the own input can be an operand in place. If not, it goes through the slot like the peers' input.

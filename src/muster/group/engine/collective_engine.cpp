@@ -107,6 +107,7 @@ Result<> CollectiveEngine::run_on_host_comm(const Operation& operation, const De
 }
 
 Result<> CollectiveEngine::run_over_links(const Operation& operation, const Deadline& deadline) {
+  if (operation.staging != nullptr) MUSTER_TRY(operation.staging->wait_for_input(operation.input.bytes()));
   const double factor = input_factor(operation, spec_.size);
   std::optional<Operation> scaled;
   if (factor != 1) scaled = scale_input(operation, factor, spec_.rank, scaled_);

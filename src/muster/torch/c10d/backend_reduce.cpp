@@ -49,8 +49,13 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce(Tensors& tensors, const
   TensorRequest request = this->request(OpType::ALLREDUCE, "muster:all_reduce", options.asyncOp, tensors);
   check_argument(!tensors.empty(), "all_reduce", "the list of tensors is empty");
   if (tensors.front().layout() == c10::kSparse) return allreduce_sparse(tensors, options);
-  BufferView data =
-      tensors.size() == 1 ? request.in_place(tensors.front()) : combine_locally(request, tensors, options.reduceOp);
+  BufferView data;
+  if (tensors.size() > 1) {
+    data = combine_locally(request, tensors, options.reduceOp);
+  } else {
+    // The calls of a coalescing block are joined: then the copies of all come first.
+    data = coalescing() ? request.in_place(tensors.front()) : request.in_place_by_pieces(tensors.front());
+  }
   set_reduction(request.add(Collective::kAllReduce, data, data), options.reduceOp);
   return launch(std::move(request), tensors, options.timeout);
 }

@@ -8,8 +8,9 @@
 #include <algorithm>
 
 #include "muster/torch/c10d/arguments.h"
-#include "muster/torch/c10d/device_group.h"
-#include "muster/torch/c10d/staging.h"
+#include "muster/torch/c10d/device/device_group.h"
+#include "muster/torch/c10d/device/staged_copies.h"
+#include "muster/torch/c10d/device/staging.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/tensor.h"
 
@@ -71,6 +72,11 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 
 }  // namespace
 
+TensorRequest::TensorRequest(c10d::OpType type, const char* title, bool async)
+    : type(type), title(title), async(async) {}
+TensorRequest::TensorRequest(TensorRequest&&) noexcept = default;
+TensorRequest::~TensorRequest() = default;
+
 /// For a tensor on a device, or beside one. True if the operation takes the tensor's own memory, false if it takes
 /// memory of the host instead.
 bool TensorRequest::choose_memory(const at::Tensor& tensor) {
@@ -80,6 +86,8 @@ bool TensorRequest::choose_memory(const at::Tensor& tensor) {
                    tensor.device(), ": one call over NCCL takes tensors of one device");
   }
   if (device_group == nullptr) {
+    check_argument(tensor.is_cpu() || !is_capturing(tensor.device()), title,
+                   "a graph cannot capture it, because tensors on ", tensor.device(), " go through the host");
     uses_host_ = true;
     return false;
   }
@@ -100,8 +108,6 @@ BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
     if (async || device_group != nullptr) keep_alive_.push_back(tensor);
     return view_all(tensor);
   }
-  check_argument(own_memory || tensor.is_cpu() || !is_capturing(tensor.device()), title,
-                 "a graph cannot capture it, because tensors on ", tensor.device(), " go through the host");
   const at::NoGradGuard no_grad;
   const at::Tensor plain = own_memory
                                ? at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous))
@@ -110,6 +116,17 @@ BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
   keep_alive_.push_back(plain);
   if (use != Use::kRead) copy_at_end(tensor, plain);
   return view_all(plain);
+}
+
+BufferView TensorRequest::in_place_by_pieces(const at::Tensor& tensor) {
+  const bool by_pieces = !tensor.is_cpu() && StagedCopies::is_worth_it(tensor) && !choose_memory(tensor);
+  if (!by_pieces) return in_place(tensor);
+  const Dtype dtype = value_or_throw(check_dense(tensor));
+  const at::NoGradGuard no_grad;
+  const at::Tensor plain = host_buffer(tensor);
+  staged_ = std::make_unique<StagedCopies>(tensor, plain);
+  keep_alive_.push_back(plain);
+  return {plain.data_ptr(), static_cast<size_t>(plain.numel()), dtype};
 }
 
 void TensorRequest::copy_at_end(const at::Tensor& to, const at::Tensor& from) {
@@ -161,6 +178,7 @@ Operation& TensorRequest::add_disjoint(Collective collective, BufferView input, 
 Operation& TensorRequest::add(Collective collective, BufferView input, BufferView output) {
   Operation& operation = operations.emplace_back();
   operation.call.collective = collective;
+  operation.staging = staged_.get();
   operation.input = std::move(input);
   operation.output = std::move(output);
   return operation;
@@ -189,6 +207,7 @@ muster::Work TensorRequest::submit(Group& group, const CallOptions& options) {
 }
 
 void TensorRequest::copy_back() {
+  if (staged_) staged_->finish();
   if (copies_.empty()) return;
   const at::NoGradGuard no_grad;
   // A tensor that was made in inference mode can be written only in that mode, and this may be another thread.
@@ -210,6 +229,7 @@ void TensorRequest::record_on(const c10::Stream& stream) const {
 }
 
 void TensorRequest::release() {
+  staged_.reset();  // waits for copies from and to the memory
   copies_.clear();
   keep_alive_.clear();
 }

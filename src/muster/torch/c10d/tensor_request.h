@@ -16,6 +16,7 @@ namespace muster {
 
 struct DeviceGroup;
 class LazyDeviceGroup;
+class StagedCopies;
 
 /// A c10d call that is submitted to the core: its operations, the tensors that they use, and the results that are
 /// copied back at the end. The core needs plain memory of the host (tensor.h), so a request replaces other tensors by
@@ -28,7 +29,9 @@ class TensorRequest {
  public:
   /// Profilers show `title`, which must be static. If `async`, the request keeps the tensors alive, because the caller
   /// may drop them before the end.
-  TensorRequest(c10d::OpType type, const char* title, bool async) : type(type), title(title), async(async) {}
+  TensorRequest(c10d::OpType type, const char* title, bool async);
+  TensorRequest(TensorRequest&&) noexcept;
+  ~TensorRequest();
 
   c10d::OpType type;
   const char* title;
@@ -52,6 +55,8 @@ class TensorRequest {
   BufferView in_place(const Tensors& tensors) {
     return view(tensors, Use::kInPlace);
   }
+  /// The same for the tensor of an all_reduce. A large one on a device is copied in pieces while the operation runs.
+  BufferView in_place_by_pieces(const at::Tensor& tensor);
   /// Memory that is only written: its old content is lost.
   template <class Tensors>
   BufferView write(const Tensors& tensors) {
@@ -96,6 +101,7 @@ class TensorRequest {
   bool uses_host_ = false;  ///< memory of the host has been taken
   std::vector<at::Tensor> keep_alive_;
   std::vector<Copy> copies_;
+  std::unique_ptr<StagedCopies> staged_;
 };
 
 }  // namespace muster

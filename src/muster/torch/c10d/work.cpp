@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "muster/base/log.h"
-#include "muster/torch/c10d/device_group.h"
+#include "muster/torch/c10d/device/device_group.h"
+#include "muster/torch/c10d/device/staging.h"
 #include "muster/torch/c10d/gil_release.h"
-#include "muster/torch/c10d/staging.h"
 #include "muster/torch/exception.h"
 
 namespace muster {

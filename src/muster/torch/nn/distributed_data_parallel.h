@@ -27,8 +27,8 @@ struct DistributedDataParallelOptions {
   bool skip_all_reduce_unused_parameters = false;
   bool init_sync = true;          ///< compares the modules, then broadcasts rank 0's values
   bool broadcast_buffers = true;  ///< broadcasts rank 0's buffers before each forward
-  /// Of the group, for a module on a device (torch/c10d/device_group.h); must outlive this object. Null: gradients go
-  /// through the host.
+  /// Of the group, for a module on a device (torch/c10d/device/device_group.h); must outlive this object. Null:
+  /// gradients go through the host.
   LazyDeviceGroup* device_group = nullptr;
 };
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "muster/torch/c10d/allocator.h"
-#include "muster/torch/c10d/device_group.h"
+#include "muster/torch/c10d/device/device_group.h"
 #include "muster/torch/c10d/sparse.h"
 #include "muster/torch/tensor.h"
 

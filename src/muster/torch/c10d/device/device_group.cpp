@@ -1,4 +1,4 @@
-#include "muster/torch/c10d/device_group.h"
+#include "muster/torch/c10d/device/device_group.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
@@ -12,8 +12,8 @@
 
 #include "muster/base/log.h"
 #include "muster/nccl/group.h"
+#include "muster/torch/c10d/device/staging.h"
 #include "muster/torch/c10d/gil_release.h"
-#include "muster/torch/c10d/staging.h"
 #include "muster/torch/c10d/torch_versions.h"
 #include "muster/torch/exception.h"
 

@@ -1,4 +1,4 @@
-#include "muster/torch/c10d/staging.h"
+#include "muster/torch/c10d/device/staging.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
