@@ -21,10 +21,10 @@ Standby::Standby(Duration nap, std::function<bool()> has_task, std::function<Act
 void Standby::rest(Lock& lock, Rest& state) {
   while (has_thread() && !stopped_) {
     ++idle_;
-    replace_.wait(lock);
+    replace_.wait(lock, [this] { return stopped_ || replacing_; });
     --idle_;
+    if (std::exchange(replacing_, false)) state_ = State::kNone;
     state = {};
-    if (is_needed()) return;
   }
   if (state.naps == kMaxIdleNaps) {
     const bool alerted = wait_for_alert(lock, state.may_drive);
@@ -60,8 +60,9 @@ Standby::Rest Standby::nap(Lock& lock, const Rest& before) {
   alerted_ = false;
   const Activity end = activity_();
   const uint64_t tasks = end.tasks - begin.tasks;
-  const bool quick = !alerted && tasks >= (end.serial ? 1 : kQuickTasks);
   const bool may_drive = alerted || end.drives == begin.drives;
+  // A thread that drives the loop between tasks had none left: another thread would find nothing to do.
+  const bool quick = !alerted && (tasks >= (end.serial ? 1 : kQuickTasks) || (tasks > 0 && !may_drive));
   return {.naps = quick ? 0 : before.naps + 1,
           .may_run = !quick,
           .may_drive = may_drive,
@@ -75,6 +76,8 @@ void Standby::alert() {
 
 bool Standby::replace() {
   if (idle_ == 0) return false;
+  replacing_ = true;
+  expect();
   replace_.notify_one();
   return true;
 }

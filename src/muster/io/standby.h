@@ -41,7 +41,8 @@ class Standby {
   void rest(Lock& lock, Rest& state);
   /// Makes the thread that stands by look for work at once.
   void alert();
-  /// Wakes another idle thread, so that it stands by. False if there is none.
+  /// Wakes another idle thread, which naps before it looks for work, and counts as napping at once. False if there is
+  /// none.
   bool replace();
   /// Wakes all idle threads. From now on rest() returns at once.
   void stop();
@@ -67,6 +68,7 @@ class Standby {
   bool alerted_ = false;
   std::condition_variable alert_;  ///< wakes the thread that stands by
   int idle_ = 0;                   ///< threads that wait for replace_
+  bool replacing_ = false;         ///< replace() was called, and no thread has come
   std::condition_variable replace_;
   bool stopped_ = false;
 };
