@@ -108,9 +108,9 @@ def large(rank: int) -> None:
         work.wait()
         assert (tensor.cpu() == total).all()
         device_double.set_kernel_delay(0)
-    tensor = torch.arange(count, dtype=torch.float64).to(device_double.DEVICE)
+    tensor = (torch.arange(count, dtype=torch.float64) * (rank + 1)).to(device_double.DEVICE)
     dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
-    assert torch.equal(tensor.cpu(), torch.arange(count, dtype=torch.float64))
+    assert torch.allclose(tensor.cpu(), torch.arange(count, dtype=torch.float64) * (total / size))
     matrix = torch.ones(4096, 2048, device=device_double.DEVICE)
     dist.all_reduce(matrix.t())  # in no order that pieces could have
     assert matrix.cpu().unique().tolist() == [size]
@@ -118,6 +118,8 @@ def large(rank: int) -> None:
         tensor = torch.ones(count, device="cpu" if rank == 0 else device_double.DEVICE)
         dist.all_reduce(tensor)
         assert tensor.cpu().unique().tolist() == [size]
+        with pytest.raises(NotImplementedError, match="a tensor on meta has no data"):
+            muster.group().all_reduce(torch.empty(count, device="meta"))
 
 
 def two_devices(rank: int) -> None:

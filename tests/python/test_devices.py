@@ -27,8 +27,8 @@ BOTH_WAYS = (
 )
 
 
-def run(function: str, library: str = "") -> subprocess.CompletedProcess[str]:
-    command = ["muster", "run", "--nproc-per-node", "3", "--shutdown-timeout", "60", str(PROGRAM), function]
+def run(function: str, library: str = "", ranks: int = 3) -> subprocess.CompletedProcess[str]:
+    command = ["muster", "run", "--nproc-per-node", str(ranks), "--shutdown-timeout", "60", str(PROGRAM), function]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MUSTER_NCCL_LIBRARY": library}
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
 
@@ -51,6 +51,11 @@ def _device(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("function", [*BOTH_WAYS, "errors"])
 def test_tensors_go_through_the_host(function: str, built_programs: Path) -> None:
     done = run(function)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_large_tensors_of_one_rank_go_through_the_host(built_programs: Path) -> None:
+    done = run("large", ranks=1)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_come_ends_the_start_of_mpi(built_programs: Path, t
     script.write_text(ABSENT)
     done = run_by_muster(str(script), MUSTER_TIMEOUT="3")
     assert done.returncode != 0
-    assert re.search(r"rank [01] of 3 cannot start MPI: .*rank 2 has not begun to start MPI", output_of(done)), (
+    assert re.search(r"rank [01] of 3 cannot go on with MPI: .*rank 2 has not begun to start MPI", output_of(done)), (
         output_of(done)
     )
 

@@ -279,16 +279,17 @@ def _is_group(name: str) -> bool:
 
 def _calls_of(code: str) -> dict[str, list[Call]]:
     """The collectives in Inductor's code, by group, without messages, each with its buffer and its line there. One that
-    was merged from several is at no line of the program.
+    was merged from several has no line in the program.
     """
     from torch._inductor.codecache import PyCodeCache
 
     calls: dict[str, list[Call]] = {}
+    path = PyCodeCache.write(code)[1]
     for found in _CALL.finditer(code):
         operator, arguments = found.groups()
         group = _GROUP.search(arguments)
         if group is not None and operator not in _MESSAGES:
-            buffer, line = arguments.partition(",")[0], code.count("\n", 0, found.start()) + 1
-            details = f"(of {buffer}, at {PyCodeCache.write(code)[1]}:{line})"
+            buffer, line = arguments.partition(",")[0].lstrip("["), code.count("\n", 0, found.start()) + 1
+            details = f"(of {buffer}, at {path}:{line})"
             calls.setdefault(group.group(1), []).append(Call(operator, details))
     return calls

@@ -36,8 +36,13 @@ struct Operation {
   uint32_t site = 0;
   /// The caller's call, if this operation is a part of another one.
   const Call* parent = nullptr;
-  /// For all_reduce: the memory is filled and copied meanwhile. Must live until the operation ends. Null: it is there.
+  /// For all_reduce, if its memory is copied from and to a device while the operation runs. Must live until it ends.
   Staging* staging = nullptr;
+
+  /// For code that does not read the input from its beginning to its end.
+  Result<> wait_for_input(const Deadline& deadline) const {
+    return staging != nullptr ? staging->wait_for_input(input.bytes(), deadline) : Result<>{};
+  }
 
   /// The call that ranks compare and errors name.
   const Call& reported_call() const { return parent != nullptr ? *parent : call; }

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 
+#include "muster/base/clock.h"
 #include "muster/base/error.h"
 
 namespace muster {
@@ -11,8 +12,8 @@ namespace muster {
 class Staging {
  public:
   virtual ~Staging() = default;
-  /// Waits until the first `end` bytes of the input are there.
-  virtual Result<> wait_for_input(size_t end) = 0;
+  /// Waits until the first `end` bytes of the input are there. kTimeout: they have not come by the deadline.
+  virtual Result<> wait_for_input(size_t end, const Deadline& deadline) = 0;
   /// The first `end` bytes of the output are complete.
   virtual Result<> output_is_complete(size_t end) = 0;
 };

@@ -61,8 +61,8 @@ Standby::Rest Standby::nap(Lock& lock, const Rest& before) {
   const Activity end = activity_();
   const uint64_t tasks = end.tasks - begin.tasks;
   const bool may_drive = alerted || end.drives == begin.drives;
-  // A thread that drives the loop between tasks had none left: another thread would find nothing to do.
-  const bool quick = !alerted && (tasks >= (end.serial ? 1 : kQuickTasks) || (tasks > 0 && !may_drive));
+  // If a thread has driven the loop, and no task waits, another thread would find nothing to do.
+  const bool quick = !alerted && (tasks >= (end.serial ? 1 : kQuickTasks) || (tasks > 0 && !may_drive && !has_task_()));
   return {.naps = quick ? 0 : before.naps + 1,
           .may_run = !quick,
           .may_drive = may_drive,

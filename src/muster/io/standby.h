@@ -41,8 +41,7 @@ class Standby {
   void rest(Lock& lock, Rest& state);
   /// Makes the thread that stands by look for work at once.
   void alert();
-  /// Wakes another idle thread, which naps before it looks for work, and counts as napping at once. False if there is
-  /// none.
+  /// Wakes another idle thread, so that it stands by. It naps before it looks for work. False if there is none.
   bool replace();
   /// Wakes all idle threads. From now on rest() returns at once.
   void stop();

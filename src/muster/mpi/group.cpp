@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
@@ -69,11 +70,13 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   }
 
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
-    const auto ticket = recorder_ ? recorder_->sending(data, to, tag, current_call_site()) : 0;
+    Recorder* const recorder = message_recorder();
+    const auto ticket = recorder != nullptr ? recorder->sending(data, to, tag, current_call_site()) : 0;
     return recorded(ticket, messages_->send(std::move(data), to, tag, timeout_of(options)));
   }
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
-    const auto ticket = recorder_ ? recorder_->receiving(data, from, tag, current_call_site()) : 0;
+    Recorder* const recorder = message_recorder();
+    const auto ticket = recorder != nullptr ? recorder->receiving(data, from, tag, current_call_site()) : 0;
     return recorded(ticket, messages_->receive(std::move(data), from, tag, timeout_of(options)));
   }
 
@@ -139,6 +142,7 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
     const Watchdog::Guard guard(watchdog_, timeout, describe);
     const double factor = input_factor(operation, spec_.size);
     Bytes copy;
+    MUSTER_TRY(operation.wait_for_input(Deadline::after(timeout)));
     const Result<> done =
         factor == 1 ? run_on_mpi(operation) : run_on_mpi(scale_input(operation, factor, spec_.rank, copy));
     if (!done) {
@@ -161,9 +165,18 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   Duration timeout_of(const CallOptions& options) const {
     return options.timeout > Duration::zero() ? options.timeout : timeout();
   }
+  /// Created at the first message, because most groups send no messages.
+  Recorder* message_recorder() {
+    std::call_once(first_message_, [this] {
+      if (recorder_) message_recorder_ = create_recorder();
+    });
+    return message_recorder_.get();
+  }
   /// The Work of a message, whose end is recorded.
   Work recorded(Recorder::Ticket ticket, Work work) const {
-    if (recorder_) work.on_done([to = recorder_, ticket](const Result<>& result) { to->ended(ticket, result); });
+    if (message_recorder_) {
+      work.on_done([to = message_recorder_, ticket](const Result<>& result) { to->ended(ticket, result); });
+    }
     return work;
   }
   std::shared_ptr<Recorder> create_recorder() const {
@@ -179,7 +192,10 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   const uint64_t id_;
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
+  // The flight recorders of collectives and of messages; null if recording is turned off.
   const std::shared_ptr<Recorder> recorder_;
+  std::once_flag first_message_;
+  std::shared_ptr<Recorder> message_recorder_;  ///< shared with messages that may end later than the group
   const std::shared_ptr<Messages> messages_;
   Watchdog watchdog_;
   std::optional<Error> closed_;  ///< why later calls fail; only calls_ uses it

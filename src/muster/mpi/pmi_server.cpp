@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -133,8 +134,8 @@ class PmiServer {
     }
     if (command == "finalize") return "cmd=finalize_ack rc=0 msg=success\n";
     if (command == "abort") return "";  // MPI ends the process next
-    // Such as a program that starts more processes by MPI_Comm_spawn().
-    return fmt::format("cmd={}_result rc=-1 msg=not_supported_by_muster_run\n", command);
+    // Such as MPI_Comm_spawn(), which sends several lines.
+    return fail(ErrorCode::kUnsupported, fmt::format("`muster run` cannot do what it asks for: {}", line));
   }
 
   /// Empty: there is no such key. MPICH asks for a key of another rank only after a barrier.
@@ -165,7 +166,7 @@ class PmiServer {
 
   /// MPI waits for the answer, and has no deadline.
   [[noreturn]] void give_up(const std::string& why) const {
-    log(LogLevel::kError, fmt::format("rank {} of {} cannot start MPI: {}", rank_, size_, why));
+    log(LogLevel::kError, fmt::format("rank {} of {} cannot go on with MPI: {}", rank_, size_, why));
     _exit(1);
   }
 
@@ -183,7 +184,8 @@ bool started_by_muster() {
   const auto is_set = [](const char* variable) { return !environment(variable).empty(); };
   constexpr std::array kMuster = {"MUSTER_STORE", "RANK", "WORLD_SIZE"};
   constexpr std::array kLaunchers = {"OMPI_COMM_WORLD_SIZE", "PMI_FD", "PMI_PORT", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"};
-  return std::ranges::all_of(kMuster, is_set) && std::ranges::none_of(kLaunchers, is_set);
+  return std::ranges::all_of(kMuster, is_set) && std::ranges::none_of(kLaunchers, is_set) &&
+         environment("WORLD_SIZE") != "1";
 }
 
 Result<> serve_pmi(Duration timeout) {
@@ -196,12 +198,17 @@ Result<> serve_pmi(Duration timeout) {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
     return fail(ErrorCode::kIo, fmt::format("no socket for MPI: {}", std::strerror(errno)));
   }
-  setenv("PMI_FD", std::to_string(ends[0]).c_str(), 1);
+  Fd for_mpi(ends[0]);
+  // Both live as long as the process: MPI_Finalize() is later than the destructors of static objects.
+  auto* const server = new PmiServer(Fd(ends[1]), std::move(store), rank, size, timeout);
+  try {
+    std::thread([server] { server->run(); }).detach();  // tidy: allow(detach) it runs until MPI_Finalize()
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kUnavailable, fmt::format("no thread for MPI: {}", error.what()));
+  }
+  setenv("PMI_FD", std::to_string(for_mpi.release()).c_str(), 1);
   setenv("PMI_RANK", std::to_string(rank).c_str(), 1);
   setenv("PMI_SIZE", std::to_string(size).c_str(), 1);
-  const auto server = std::make_shared<PmiServer>(Fd(ends[1]), std::move(store), rank, size, timeout);
-  // tidy: allow(detach) it runs until MPI_Finalize(), which is later than the destructors of static objects
-  std::thread([server] { server->run(); }).detach();
   return {};
 }
 

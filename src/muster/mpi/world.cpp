@@ -87,7 +87,9 @@ Result<int> initialize(const Library& mpi) {
   }
   int provided = 0;
   MUSTER_TRY(mpi.check(mpi.Init_thread(nullptr, nullptr, mpi.thread_multiple, &provided), "MPI_Init_thread"));
-  if (serves) unsetenv("PMI_FD");  // of no use to programs that this process starts
+  if (serves) {  // of no use to programs that this process starts
+    for (const char* variable : {"PMI_FD", "PMI_RANK", "PMI_SIZE"}) unsetenv(variable);
+  }
   return provided;
 }
 

@@ -165,7 +165,8 @@ class CollectiveCall : private StreamCalls {
     const bool overwrites =
         call().collective == Collective::kReduceScatter || (call().collective == Collective::kBroadcast && !is_root());
     if (!in_place()) from_.emplace(device_, operation_.input, true);
-    to_.emplace(device_, operation_.output, !overwrites);
+    const bool reduces_to_root = call().collective == Collective::kReduce;  // elsewhere there is no output
+    to_.emplace(device_, reduces_to_root ? operation_.input : operation_.output, !overwrites);
     return {};
   }
 
@@ -176,7 +177,7 @@ class CollectiveCall : private StreamCalls {
       case Collective::kAllReduce:
         return all_reduce(to_->data(), values(operation_.output.count()), element_.type, op_);
       case Collective::kReduce:
-        return reduce(to_->data(), to_->data(), operation_.output.count(), call().root);
+        return reduce(to_->data(), to_->data(), operation_.input.count(), call().root);
       case Collective::kReduceScatter:
         return reduce_scatter();
       case Collective::kBroadcast:
@@ -192,6 +193,10 @@ class CollectiveCall : private StreamCalls {
     const bool unchanged = (call().collective == Collective::kReduce && !is_root()) ||
                            (call().collective == Collective::kBroadcast && is_root());
     if (to_ && !unchanged) to_->write_back();
+    return release();
+  }
+  /// Instead of run() and finish().
+  Result<> release() {
     return premultiplies() ? check(nccl_.RedOpDestroy(op_, comm_), "ncclRedOpDestroy") : Result<>{};
   }
 
@@ -375,7 +380,11 @@ Result<> enqueue(Communicator& communicator, const GroupSpec& self, const std::v
   calls.reserve(operations.size());
   for (const Operation& each : operations) {
     calls.emplace_back(on_stream, self, each);
-    MUSTER_TRY(calls.back().prepare());
+    if (Result<> prepared = calls.back().prepare(); !prepared) {
+      calls.pop_back();
+      for (CollectiveCall& made : calls) MUSTER_TRY(made.release());
+      return prepared;
+    }
   }
   if (calls.size() == 1) {
     MUSTER_TRY(calls.front().run());

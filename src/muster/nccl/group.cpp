@@ -35,11 +35,9 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
       : host_(std::move(host)),
         communicator_(std::move(communicator)),
         device_(std::move(device)),
-        recorder_(Recorder::create(host_->membership(), Recorder::entries_from_environment())),
+        recorder_(create_recorder()),
         in_flight_(
-            std::make_shared<InFlight>([this] { return check(); }, [this](const Error& why) { fail_all(why); })) {
-    if (recorder_) recorder_->set_group("nccl", host_->id());
-  }
+            std::make_shared<InFlight>([this] { return check(); }, [this](const Error& why) { fail_all(why); })) {}
 
   /// A message from each neighbor in a tree of the ranks, which never comes. It fails when that rank leaves, dies or
   /// aborts the group. This rank then fails, too, and so the news reaches all. A first message makes the link.
@@ -152,7 +150,7 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     }
     if (Result<> given = enqueue(*communicator_, membership(), operations, *device_, Deadline::after(limit)); !given) {
       const Error why = given.error().in(describe(*calls));
-      record_end(tickets, tl::unexpected(why));
+      record_end(recorder_.get(), tickets, tl::unexpected(why));
       return tl::unexpected(why);
     }
     const auto ended = [this, begun, hook = hook(), calls](const Result<>& result) {
@@ -162,7 +160,7 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
       }
     };
     return track(
-        limit, [this, calls] { return describe(*calls); }, std::move(tickets), ended, sequence_);
+        limit, [this, calls] { return describe(*calls); }, recorder_.get(), std::move(tickets), ended, sequence_);
   }
 
   std::string describe(const std::vector<Call>& calls) const {
@@ -178,20 +176,22 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     if (const Result<> open = check_open(); !open) return Work(tl::unexpected(open.error().in(what)));
     std::unique_lock order(order_);
     const Duration limit = timeout_of(options);
+    Recorder* const recorder = message_recorder();
+    Tickets tickets;
+    for (const Message& each : messages) {
+      if (recorder == nullptr) break;
+      const CallSite site = current_call_site();
+      tickets.push_back(each.send ? recorder->sending(each.data, each.peer, each.tag, site)
+                                  : recorder->receiving(each.data, each.peer, each.tag, site));
+    }
     const Result<> given = enqueue(*communicator_, messages, *device_, Deadline::after(limit));
     if (!given) {
       order.unlock();
+      record_end(recorder, tickets, given);
       return refuse(given.error().in(what));
     }
-    Tickets tickets;
-    for (const Message& each : messages) {
-      if (!recorder_) break;
-      const CallSite site = current_call_site();
-      tickets.push_back(each.send ? recorder_->sending(each.data, each.peer, each.tag, site)
-                                  : recorder_->receiving(each.data, each.peer, each.tag, site));
-    }
     return track(
-        limit, [what] { return what; }, std::move(tickets), nullptr, 0);
+        limit, [what] { return what; }, recorder, std::move(tickets), nullptr, 0);
   }
   Result<> check_message(const Message& message) const {
     if (message.peer == kAnyRank) {
@@ -215,23 +215,34 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   }
 
   /// `ended` may be null.
-  Work track(Duration limit, std::function<std::string()> describe, Tickets tickets,
+  Work track(Duration limit, std::function<std::string()> describe, Recorder* recorder, Tickets tickets,
              std::function<void(const Result<>&)> ended, uint64_t sequence) {
-    const auto record_and_end = [this, tickets = std::move(tickets), ended = std::move(ended)](const Result<>& result) {
-      record_end(tickets, result);
-      if (ended) ended(result);
-    };
-    if (device_->capturing()) {  // what has ended is the capture; replays have no Work
-      record_and_end({});
+    if (device_->capturing()) {  // nothing runs: replays have no Work
+      record_end(recorder, tickets, {});
       in_flight_->watch();
       return Work(Result<>{}, sequence);
     }
+    const auto record_and_end = [recorder, tickets = std::move(tickets),
+                                 ended = std::move(ended)](const Result<>& result) {
+      record_end(recorder, tickets, result);
+      if (ended) ended(result);
+    };
     return in_flight_->add({std::make_shared<Work::State>(), device_->record(), Deadline::after(limit).when(),
                             std::move(describe), record_and_end},
                            sequence);
   }
-  void record_end(const Tickets& tickets, const Result<>& result) {
-    for (const Recorder::Ticket each : tickets) recorder_->ended(each, result);
+  static void record_end(Recorder* recorder, const Tickets& tickets, const Result<>& result) {
+    for (const Recorder::Ticket each : tickets) recorder->ended(each, result);
+  }
+  std::unique_ptr<Recorder> create_recorder() const {
+    auto recorder = Recorder::create(membership(), Recorder::entries_from_environment());
+    if (recorder) recorder->set_group("nccl", id());
+    return recorder;
+  }
+  /// Created at the first message, because most groups send no messages. Only with order_.
+  Recorder* message_recorder() {
+    if (recorder_ && !message_recorder_) message_recorder_ = create_recorder();
+    return message_recorder_.get();
   }
 
   /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed.
@@ -312,7 +323,8 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   const std::unique_ptr<Communicator> communicator_;
   const std::shared_ptr<Device> device_;
   const std::unique_ptr<Recorder> recorder_;
-  std::mutex order_;  ///< of the calls: NCCL's must be in the same order at all ranks
+  std::unique_ptr<Recorder> message_recorder_;  ///< guarded by order_
+  std::mutex order_;                            ///< of the calls: NCCL's must be in the same order at all ranks
   std::atomic<uint64_t> sequence_ = 0;
   mutable std::mutex mutex_;  ///< guards closed_ and hook_
   std::optional<Error> closed_;

@@ -36,7 +36,7 @@ struct HostCall {
   size_t chunk_of(size_t largest) const { return muster::chunk_of(largest, comm.slot_bytes(), element); }
 
   Result<> wait_for_input(size_t end) const {
-    return operation.staging != nullptr ? operation.staging->wait_for_input(end) : Result<>{};
+    return operation.staging != nullptr ? operation.staging->wait_for_input(end, deadline) : Result<>{};
   }
   Result<> output_is_complete(size_t end) const {
     return operation.staging != nullptr ? operation.staging->output_is_complete(end) : Result<>{};

@@ -94,11 +94,11 @@ Result<> CollectiveEngine::compare_calls(const Operation& operation, const Deadl
 
 Result<> CollectiveEngine::dispatch(const Operation& operation, const Deadline& deadline) {
   if (detector_.interrupted()) return tl::unexpected(*detector_.interruption());
-  if (spec_.size == 1) {
-    copy_to_output(operation);
-    return {};
-  }
-  return comm_ && !hierarchy_ ? run_on_host_comm(operation, deadline) : run_over_links(operation, deadline);
+  if (comm_ && !hierarchy_ && spec_.size > 1) return run_on_host_comm(operation, deadline);
+  MUSTER_TRY(operation.wait_for_input(deadline));
+  if (spec_.size > 1) return run_over_links(operation, deadline);
+  copy_to_output(operation);
+  return {};
 }
 
 Result<> CollectiveEngine::run_on_host_comm(const Operation& operation, const Deadline& deadline) {
@@ -107,7 +107,6 @@ Result<> CollectiveEngine::run_on_host_comm(const Operation& operation, const De
 }
 
 Result<> CollectiveEngine::run_over_links(const Operation& operation, const Deadline& deadline) {
-  if (operation.staging != nullptr) MUSTER_TRY(operation.staging->wait_for_input(operation.input.bytes()));
   const double factor = input_factor(operation, spec_.size);
   std::optional<Operation> scaled;
   if (factor != 1) scaled = scale_input(operation, factor, spec_.rank, scaled_);

@@ -66,6 +66,11 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
       {"MUSTER_RUN_ID", options.run_id},
       {"MUSTER_NODE0_ADDR", job.node0_addr},
   };
+  // Of a launcher of MPI that has started this node's agent: a worker is none of its ranks.
+  std::erase_if(base, [](const auto& variable) {
+    const std::string& name = variable.first;
+    return name.starts_with("PMI_") || name.starts_with("PMIX_") || name.starts_with("OMPI_COMM_WORLD_");
+  });
   for (const auto& [name, value] : fixed) base[name] = value;
   if (options.virtual_local_rank) {
     for (const char* variable : {"CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}) {

@@ -72,7 +72,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::allreduce_coalesced(Tensors& tens
   const auto add = [&](BufferView data) {
     set_reduction(request.add(Collective::kAllReduce, data, data), options.reduceOp);
   };
-  if (!tensors.empty() && tensors.front().is_cpu()) {
+  if (!tensors.empty() && (tensors.front().is_cpu() || TensorRequest::share_memory(tensors))) {
     add(request.in_place(tensors));
   } else {
     for (const at::Tensor& each : tensors) add(request.in_place(each));  // one kernel of NCCL, without a copy

@@ -47,19 +47,6 @@ bool is_block(const BufferView& a, const BufferView& b, size_t offset) {
   return block.data == part.data() && block.bytes == part.bytes();
 }
 
-bool share_memory(const std::vector<at::Tensor>& tensors) {
-  Ranges ranges;
-  for (const at::Tensor& tensor : tensors) {
-    const auto* data = static_cast<const uint8_t*>(tensor.const_data_ptr());
-    if (tensor.nbytes() > 0) ranges.emplace_back(data, data + tensor.nbytes());
-  }
-  std::sort(ranges.begin(), ranges.end());
-  for (size_t i = 1; i < ranges.size(); ++i) {
-    if (ranges[i].first < ranges[i - 1].second) return true;
-  }
-  return false;
-}
-
 /// copy_(), which torch lacks for integers of fewer than eight bits.
 void copy_elements(const at::Tensor& to, const at::Tensor& from) {
   const auto dtype = dtype_of(to.scalar_type());
@@ -71,6 +58,19 @@ void copy_elements(const at::Tensor& to, const at::Tensor& from) {
 }
 
 }  // namespace
+
+bool TensorRequest::share_memory(const std::vector<at::Tensor>& tensors) {
+  Ranges ranges;
+  for (const at::Tensor& tensor : tensors) {
+    const auto* data = static_cast<const uint8_t*>(tensor.const_data_ptr());
+    if (tensor.nbytes() > 0) ranges.emplace_back(data, data + tensor.nbytes());
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].first < ranges[i - 1].second) return true;
+  }
+  return false;
+}
 
 TensorRequest::TensorRequest(c10d::OpType type, const char* title, bool async)
     : type(type), title(title), async(async) {}
@@ -119,9 +119,9 @@ BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
 }
 
 BufferView TensorRequest::in_place_by_pieces(const at::Tensor& tensor) {
+  const Dtype dtype = value_or_throw(check_dense(tensor));
   const bool by_pieces = !tensor.is_cpu() && StagedCopies::is_worth_it(tensor) && !choose_memory(tensor);
   if (!by_pieces) return in_place(tensor);
-  const Dtype dtype = value_or_throw(check_dense(tensor));
   const at::NoGradGuard no_grad;
   const at::Tensor plain = host_buffer(tensor);
   staged_ = std::make_unique<StagedCopies>(tensor, plain);

@@ -68,6 +68,9 @@ class TensorRequest {
   BufferView copy_if_overlapping(BufferView input, const BufferView& output,
                                  std::optional<size_t> own_offset = std::nullopt);
 
+  /// True if tensors share memory, so that each needs memory of its own.
+  static bool share_memory(const std::vector<at::Tensor>& tensors);
+
   /// Copies `from` to `to` once the operation has succeeded.
   void copy_at_end(const at::Tensor& to, const at::Tensor& from);
 
@@ -83,7 +86,7 @@ class TensorRequest {
   muster::Work submit(Group& group, const CallOptions& options);
   /// Copies the results to the caller's tensors, once the operation has succeeded.
   void copy_back();
-  /// Lets release() come before `stream`, of the device, has done what it was given with the tensors.
+  /// Tells the allocator that `stream` uses the tensors, so that release() need not wait for the stream.
   void record_on(const c10::Stream& stream) const;
   /// Drops all copies and references, once the operation has ended.
   void release();

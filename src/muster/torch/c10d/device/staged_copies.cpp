@@ -9,6 +9,7 @@
 #include <exception>
 #include <utility>
 
+#include "muster/base/wait_policy.h"
 #include "muster/torch/c10d/device/staging.h"
 
 namespace muster {
@@ -61,10 +62,18 @@ at::Tensor StagedCopies::piece_of(const at::Tensor& tensor, size_t index) const 
   return tensor.narrow(0, begin, std::min(length, tensor.numel() - begin));
 }
 
-Result<> StagedCopies::wait_for_input(size_t end) {
+Result<> StagedCopies::wait_for_input(size_t end, const Deadline& deadline) {
   if (end == 0) return {};
   const size_t last = std::min((end - 1) / kPieceBytes, pieces() - 1);
-  return without_exceptions([&] { copied_in_[last].synchronize(); });
+  bool copied = false;
+  MUSTER_TRY(without_exceptions([&] {
+    PollWait wait(kMessagePolls);
+    while (!(copied = copied_in_[last].query()) && !deadline.passed()) {
+      if (!wait.idle()) spin_pause();
+    }
+  }));
+  if (copied) return {};
+  return fail(ErrorCode::kTimeout, "the device has not done what comes before the call, in its stream, in time");
 }
 
 Result<> StagedCopies::output_is_complete(size_t end) {
@@ -79,6 +88,7 @@ void StagedCopies::copy_out(size_t first_pieces) {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode inference;  // a tensor that was made in it can be written only there
   for (; copied_out_ < first_pieces; ++copied_out_) {
+    copied_in_[copied_out_].block(out_);
     piece_of(on_device_, copied_out_).copy_(piece_of(on_host_, copied_out_), /*non_blocking=*/true);
   }
 }

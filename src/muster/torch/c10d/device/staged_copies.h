@@ -22,7 +22,7 @@ class StagedCopies final : public Staging {
   /// Waits for the copies, because they use the memory.
   ~StagedCopies() override;
 
-  Result<> wait_for_input(size_t end) override;
+  Result<> wait_for_input(size_t end, const Deadline& deadline) override;
   Result<> output_is_complete(size_t end) override;
   /// Copies the rest of the results, and waits for all of them. Throws an error of the device.
   void finish();
