@@ -27,6 +27,7 @@
 
 #include "muster/base/check.h"
 #include "muster/base/random.h"
+#include "muster/io/connect/openssl.h"
 
 namespace muster {
 namespace {
@@ -103,6 +104,7 @@ void Handshake::reject(Refusal reason) {
 void Handshake::send_greeting() { output_.put_raw(greeting(static_cast<uint8_t>(side_), nonce_)); }
 
 Bytes Handshake::proof_of(Side side, ByteView hello) const {
+  keep_openssl();
   const bool client = side_ == Side::kClient;
   Writer message;
   message.put_raw(as_bytes(side == Side::kClient ? "client" : "server"));

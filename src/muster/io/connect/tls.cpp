@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "muster/io/connect/openssl.h"
 #include "muster/io/connect/tls_stream.h"
 
 namespace muster {
@@ -36,6 +37,7 @@ Result<> check_loaded(int result, const char* what, const std::string& file) {
 int no_password(char*, int, int, void*) { return 0; }
 
 Result<std::shared_ptr<SSL_CTX>> new_context(int min_version) {
+  keep_openssl();
   ERR_clear_error();
   std::shared_ptr<SSL_CTX> context(SSL_CTX_new(TLS_method()), SSL_CTX_free);
   if (!context) return fail(ErrorCode::kInternal, fmt::format("cannot set TLS up: {}", openssl_reason()));
