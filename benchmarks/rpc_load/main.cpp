@@ -61,8 +61,8 @@ class Load {
     const Duration pause = 2ms;
     latency("tiny call, both sides asleep", 8, 1, quick_ ? 100 : 500, pause,
             [pause](int rounds) { return socket_round_trip(64, rounds, pause); });
-    for (const size_t in_flight : {16, 256, 1000, 4096}) rate(in_flight, quick_ ? 50'000 : 300'000);
-    queueing(1000, quick_ ? 50'000 : 300'000);
+    for (const size_t in_flight : {16, 256, 1000, 4096}) rate(in_flight);
+    queueing(1000);
     memory(1000, quick_ ? 50'000 : 300'000);
     for (const size_t bytes : {size_t{64} << 10, size_t{1} << 20, size_t{64} << 20}) {
       const size_t budget = size_t{1} << (quick_ ? 28 : 30);
@@ -74,6 +74,7 @@ class Load {
 
  private:
   static constexpr int kRounds = 5;
+  static constexpr int kWarmUp = 10'000;  ///< calls
 
   void latency(const std::string& name, size_t bytes, int messages, int calls, Duration pause,
                const std::function<double(int)>& floor) {
@@ -98,17 +99,31 @@ class Load {
     report(name, "us", times);
   }
 
-  void rate(size_t in_flight, int calls) {
-    std::map<std::string, std::vector<double>> rates;
+  /// The calls of each caller that take about as long as a round should. The first ones warm it up.
+  std::map<std::string, int> calls_of_round(size_t in_flight) {
+    std::map<std::string, int> calls;
     for (auto& [library, caller] : callers_) {
       caller->prepare(8, 1);
-      caller->echo_many(in_flight, static_cast<int>(in_flight));
+      caller->echo_many(in_flight, kWarmUp);
+      const double each = microseconds_of(*caller, in_flight, kWarmUp);
+      calls[library] = std::max(static_cast<int>((quick_ ? 0.05 : 0.5) * 1e6 / each), kWarmUp);
     }
+    return calls;
+  }
+
+  /// Of each call.
+  static double microseconds_of(Caller& caller, size_t in_flight, int calls, std::vector<double>* times = nullptr) {
+    const TimePoint begin = steady_clock().now();
+    caller.echo_many(in_flight, calls, times);
+    return microseconds_since(begin) / calls;
+  }
+
+  void rate(size_t in_flight) {
+    std::map<std::string, std::vector<double>> rates;
+    const auto calls = calls_of_round(in_flight);
     for (int round = 0; round < kRounds; ++round) {
       for (auto& [library, caller] : callers_) {
-        const TimePoint begin = steady_clock().now();
-        caller->echo_many(in_flight, calls / kRounds);
-        rates[library].push_back(calls / kRounds / (microseconds_since(begin) / 1e6));
+        rates[library].push_back(1e6 / microseconds_of(*caller, in_flight, calls.at(library)));
       }
     }
     report(fmt::format("calls, {} in flight", in_flight), "1/s", rates);
@@ -116,14 +131,13 @@ class Load {
 
   /// The times of calls that wait for each other. Their floor is what queueing explains: the calls in flight, divided
   /// by muster's rate.
-  void queueing(size_t in_flight, int calls) {
+  void queueing(size_t in_flight) {
     std::map<std::string, std::vector<double>> medians, tails;
+    const auto calls = calls_of_round(in_flight);
     for (int round = 0; round < kRounds; ++round) {
       for (auto& [library, caller] : callers_) {
         std::vector<double> times;
-        const TimePoint begin = steady_clock().now();
-        caller->echo_many(in_flight, calls / kRounds, &times);
-        const double each = microseconds_since(begin) / (calls / kRounds);
+        const double each = microseconds_of(*caller, in_flight, calls.at(library), &times);
         std::ranges::sort(times);
         medians[library].push_back(times[times.size() / 2]);
         tails[library].push_back(times[times.size() * 99 / 100]);

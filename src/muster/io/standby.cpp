@@ -8,10 +8,10 @@ namespace {
 
 /// After this many naps without work, the thread that stands by sleeps until it is alerted.
 constexpr int kMaxIdleNaps = 50;
-/// How long it naps while other threads drive the loop and no tasks begin, or while they run serial tasks.
+/// How long it naps while other threads drive the loop and no tasks begin, or while they run quick or serial tasks.
 constexpr Duration kLongNap = 1ms;
-/// So many tasks during a nap are so short that another thread would cost more than it helps.
-constexpr uint64_t kQuickTasks = 16;
+/// For tasks that take less than this, another thread would cost more than it helps.
+constexpr Duration kQuickTask = 6us;
 
 }  // namespace
 
@@ -53,21 +53,20 @@ bool Standby::wait_for_alert(Lock& lock, bool may_drive) {
 Standby::Rest Standby::nap(Lock& lock, const Rest& before) {
   state_ = State::kNapping;
   const Activity begin = activity_();
-  const bool longer = before.only_calls || before.only_serial;
-  const bool alerted =
-      alert_.wait_for(lock, longer ? std::max(kLongNap, nap_) : nap_, [this] { return stopped_ || alerted_; });
+  const Duration length = before.only_calls || !before.may_run ? std::max(kLongNap, nap_) : nap_;
+  const bool alerted = alert_.wait_for(lock, length, [this] { return stopped_ || alerted_; });
   state_ = State::kNone;
   alerted_ = false;
   const Activity end = activity_();
-  const uint64_t tasks = end.tasks - begin.tasks;
+  const auto tasks = static_cast<int64_t>(end.tasks - begin.tasks);
+  const int64_t many = end.serial ? 1 : std::max<int64_t>(length / kQuickTask, 1);
   const bool may_drive = alerted || end.drives == begin.drives;
   // If a thread has driven the loop, and no task waits, another thread would find nothing to do.
-  const bool quick = !alerted && (tasks >= (end.serial ? 1 : kQuickTasks) || (tasks > 0 && !may_drive && !has_task_()));
+  const bool quick = !alerted && (tasks >= many || (tasks > 0 && !may_drive && !has_task_()));
   return {.naps = quick ? 0 : before.naps + 1,
           .may_run = !quick,
           .may_drive = may_drive,
-          .only_calls = !may_drive && tasks == 0,
-          .only_serial = quick && end.serial};
+          .only_calls = !may_drive && tasks == 0};
 }
 
 void Standby::alert() {

@@ -58,6 +58,7 @@ void Channel::on_batch_header() {
   link_.receive({&into, 1}, [this](const Result<>& received) {
     if (!received) return events_.ended(received.error());
     unread_ = input_;
+    last_read_ = steady_clock().now();
     handle_messages();
   });
 }
@@ -66,7 +67,7 @@ void Channel::handle_messages() {
   while (!unread_.empty() && !closed_) {
     Result<ParsedMessage> parsed = parse_message(unread_, max_bytes_);
     if (!parsed) return reject(parsed.error());
-    parsed->arrived = steady_clock().now();
+    parsed->arrived = last_read_;
     if (const auto valid = events_.announced(*parsed); !valid) return reject(valid.error());
     if (!parsed->long_parts.empty()) {
       partial_ = std::move(*parsed);
@@ -110,6 +111,7 @@ void Channel::receive_segments() {
   }
   link_.receive(into, [this](const Result<>& received) {
     if (!received) return events_.ended(received.error());
+    last_read_ = steady_clock().now();
     events_.received(std::move(partial_));
     handle_messages();
   });

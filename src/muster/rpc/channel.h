@@ -45,6 +45,8 @@ class Channel {
   bool is_full() const { return batch_.size() >= kFlushBytes; }
   /// The bytes of batches that were not handed to the transport completely: the peer does not read them.
   size_t unwritten() const { return unwritten_; }
+  /// When the last bytes arrived from the peer.
+  TimePoint last_read() const { return last_read_; }
   /// True if everything was handed to the transport.
   bool is_idle() const { return batch_.empty() && sent_.empty(); }
   Link& link() { return link_; }
@@ -81,8 +83,9 @@ class Channel {
   std::vector<ConstSegment> segments_;
 
   std::array<uint8_t, kBatchHeaderBytes> header_{};
-  Bytes input_;            ///< the batch that is being read
-  ByteView unread_;        ///< the part of input_ that was not handled yet
+  Bytes input_;      ///< the batch that is being read
+  ByteView unread_;  ///< the part of input_ that was not handled yet
+  TimePoint last_read_;
   bool closed_ = false;    ///< by this process
   ParsedMessage partial_;  ///< the message whose long parts are being received
 };

@@ -53,19 +53,18 @@ Client::Client(LoopDriver& driver, LinkTable& links, Directory& directory, const
 
 // ---- calls
 
-void Client::begin(const CallPtr& call) {
-  const Deadline deadline = Deadline::after(call->options.timeout);
-  call->deadline = pending_.emplace_hint(pending_.end(), deadline.when(), call);
+void Client::begin(const CallPtr& call, TimePoint now) {
+  call->deadline = pending_.emplace_hint(pending_.end(), now + call->options.timeout, call);
   call->logged = log_.begin(CallSide::kCaller, shown_name(call->function), call->to, call->arguments.footprint());
 }
 
-void Client::dispatch(const CallPtr& call) {
+void Client::dispatch(const CallPtr& call, TimePoint now) {
   if (closed_) return finish(*call, tl::unexpected(CallError{*closed_, {}, {}}));
   const auto name = names_.find(call->to);
   if (name == names_.end()) return look_up(call);
   Callee& callee = *callees_.at(name->second);
   call->peer = name->second;
-  if (callee.calls.add(call)) return send_waiting(callee);
+  if (callee.calls.add(call)) return send_waiting(callee, now);
   finish(*call, tl::unexpected(too_many_wait(callee.record.to_string())));
 }
 
@@ -75,7 +74,7 @@ CallError Client::too_many_wait(const std::string& worker) const {
       fmt::format("{} calls to {} wait already: wait for some of them first", options_.max_queued_calls, worker));
 }
 
-void Client::send_waiting(Callee& callee) {
+void Client::send_waiting(Callee& callee, TimePoint now) {
   if (!callee.calls.has_waiting()) return;
   if (!callee.channel) {
     const Rank rank = callee.record.worker.id;
@@ -85,16 +84,16 @@ void Client::send_waiting(Callee& callee) {
     return;
   }
   if (!callee.channel->link().is_open()) return;  // on_lost() follows
-  if (callee.calls.in_flight() == 0) callee.last_heard = steady_clock().now();
-  while (const CallPtr call = callee.calls.next()) send(callee, *call);
+  if (callee.calls.in_flight() == 0) callee.last_heard = now;
+  while (const CallPtr call = callee.calls.next()) send(callee, *call, now);
   callee.channel->flush();
 }
 
-void Client::send(Callee& callee, OutgoingCall& call) {
+void Client::send(Callee& callee, OutgoingCall& call, TimePoint now) {
   MessageHeader header{.kind = Kind::kRequest, .id = call.id};
   if (call.options.one_way) header.flags |= kOneWay;
   if (call.retried) header.flags |= kRetry;
-  const Duration left = call.deadline->first - steady_clock().now();
+  const Duration left = call.deadline->first - now;
   header.timeout_us = static_cast<uint64_t>(std::max(left, Duration::zero()) / 1us);
   callee.channel->write(header, call.function, call.arguments);
   CallLog::set_request(call.logged, callee.record.worker.id, call.id);
@@ -217,7 +216,7 @@ bool Client::on_looked_up(const std::string& name, const Result<std::optional<Wo
   for (const CallPtr& call : calls) {
     call->waits = false;
     if (added) {
-      dispatch(call);
+      dispatch(call, steady_clock().now());
     } else {
       finish(*call, tl::unexpected(CallError{added.error(), {}, {}}));
     }
@@ -291,16 +290,16 @@ void Client::on_linked(Rank rank, Link& link) {
   Writer process;
   process.put<int32_t>(self_.process.pid).put_string(self_.process.domain);
   callee.channel->write({.kind = Kind::kHello, .flags = kWireVersion}, self_.worker.name, {process.take(), {}});
-  send_waiting(callee);
+  send_waiting(callee, steady_clock().now());
   callee.channel->flush();
 }
 
 void Client::on_answer(Callee& callee, ParsedMessage answer) {
-  callee.last_heard = steady_clock().now();
+  callee.last_heard = callee.channel->last_read();
   if (const Result<> handled = handle_answer(callee, answer); !handled) {
     return callee.channel->close(handled.error());
   }
-  send_waiting(callee);
+  send_waiting(callee, callee.last_heard);
 }
 
 Result<> Client::handle_answer(Callee& callee, ParsedMessage& answer) {
@@ -384,7 +383,7 @@ void Client::retry_later(std::vector<CallPtr> calls) {
   for (const CallPtr& call : calls) call->peer = kNoRank;
   driver_.loop().after(kRetryDelay, [this, calls = std::move(calls)] {
     for (const CallPtr& call : calls) {
-      if (!call->done()) dispatch(call);
+      if (!call->done()) dispatch(call, steady_clock().now());
     }
   });
 }

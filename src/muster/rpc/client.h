@@ -26,10 +26,10 @@ class Client {
   Client(LoopDriver& driver, LinkTable& links, Directory& directory, const EndpointOptions& options,
          const WorkerRecord& self, CallLog& log);
 
-  /// Counts the call as pending from now on.
-  void begin(const CallPtr& call);
+  /// Counts the call as pending, and its timeout from `now`, which is the current time in all functions here.
+  void begin(const CallPtr& call, TimePoint now);
   /// Sends the call to its worker, once that is known and connected.
-  void dispatch(const CallPtr& call);
+  void dispatch(const CallPtr& call, TimePoint now);
   void finish(OutgoingCall& call, CallResult result);
   /// Ends the call, and tells the worker that nobody waits for it.
   void abandon(OutgoingCall& call, CallError why);
@@ -74,8 +74,8 @@ class Client {
   Result<LinkTable::Endpoint> endpoint_of(const WorkerRecord& record) const;
   Result<> add_callee(const WorkerRecord& record);
   void forget(Callee& callee);
-  void send_waiting(Callee& callee);
-  void send(Callee& callee, OutgoingCall& call);
+  void send_waiting(Callee& callee, TimePoint now);
+  void send(Callee& callee, OutgoingCall& call, TimePoint now);
   void on_answer(Callee& callee, ParsedMessage answer);
   Result<> handle_answer(Callee& callee, ParsedMessage& answer);
   void retry_later(std::vector<CallPtr> calls);

@@ -97,8 +97,9 @@ class Endpoint final : public Agent, private LoopDriver::Delegate {
     call->arguments = std::move(arguments);
     LoopDriver::Lock lock = driver_.lock();
     if (!closed_) driver_.poll();  // results of earlier calls may make room in the window
-    client_->begin(call);
-    const auto start = [&] { to == self_.worker.name && !closed_ ? call_self(call) : client_->dispatch(call); };
+    const TimePoint now = steady_clock().now();
+    client_->begin(call, now);
+    const auto start = [&] { to == self_.worker.name && !closed_ ? call_self(call) : client_->dispatch(call, now); };
     if (options.waits && !closed_) {
       driver_.wait_until(
           lock, [&] { return call->done(); }, Deadline::never(), start);
