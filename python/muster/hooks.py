@@ -5,9 +5,10 @@
     model.register_comm_hook(None, muster.hooks.int8())
 
 They run without the GIL, while backward continues. They average in place, and the result has the same bits at all
-ranks. An infinity or NaN of one rank reaches all ranks, so GradScaler works. They compress float32 gradients;
-gradients of other dtypes are averaged uncompressed. All ranks must register the same hook with the same options; some
-hooks form a group then. Wrong options raise ValueError where the hook is created.
+ranks. They compress on the CPU: gradients on a device are copied to the host and back. An infinity or NaN of one rank
+reaches all ranks, so GradScaler works. They compress float32 gradients; gradients of other dtypes are averaged
+uncompressed. All ranks must register the same hook with the same options; some hooks form a group then. Wrong options
+raise ValueError where the hook is created.
 
 A hook keeps the error of a step's compression, and adds it to the gradients of the next step (error feedback). fp16
 and bf16 only round, and have no error feedback. When the loss scale changes (GradScaler), the kept error has the wrong

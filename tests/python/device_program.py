@@ -172,16 +172,27 @@ def ddp(rank: int) -> None:
     check_training(muster.nn.DistributedDataParallel)
     device_double.set_kernel_delay(0)
 
-    def with_hook(model: torch.nn.Module) -> torch.nn.Module:
-        wrapped = muster.nn.DistributedDataParallel(model)
-        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        return wrapped
+    def with_hook(hook: Any, **options: Any) -> Callable[[torch.nn.Module], torch.nn.Module]:
+        def wrap(model: torch.nn.Module) -> torch.nn.Module:
+            wrapped = muster.nn.DistributedDataParallel(model, **options)
+            wrapped.register_comm_hook(None, hook)
+            return wrapped
 
-    check_training(with_hook, torch.float16)
-    with pytest.raises(ValueError, match=f"the parameter 0.weight is on {device_double.DEVICE}"):
-        muster.nn.DistributedDataParallel(two_layers().to(device_double.DEVICE)).register_comm_hook(
-            None, muster.hooks.fp16()
-        )
+        return wrap
+
+    check_training(with_hook(default_hooks.fp16_compress_hook), torch.float16)
+    for hook in (
+        muster.hooks.all_reduce(),
+        muster.hooks.bf16(),
+        muster.hooks.int8(),
+        muster.hooks.top_k(1.0),
+        muster.hooks.power_sgd(rank=4, start_powerSGD_iter=1, min_compression_rate=1),
+    ):
+        exact = hook.name in ("all_reduce()", "top_k(ratio=1)")
+        device_double.set_kernel_delay(DELAY if exact else 0)
+        check_training(with_hook(hook), torch.float32 if exact else torch.float16)
+        check_training(with_hook(hook, bucket_cap_mb=0.0001), torch.float32 if exact else torch.float16)
+    device_double.set_kernel_delay(0)
 
 
 def no_sync_and_join(rank: int) -> None:

@@ -274,11 +274,6 @@ class DistributedDataParallel(_TorchDistributedDataParallel):  # type: ignore[mi
     def _set_native_hook(self, state: object, hook: _C.NativeHook) -> None:
         if state is not None or self._use_python_reducer:
             raise ValueError(f"{hook!r} has no state and needs muster's reducer: register_comm_hook(None, hook)")
-        for name, parameter in zip(self.reducer.names, self.reducer.parameters, strict=True):
-            if parameter.device.type != "cpu":
-                raise ValueError(
-                    f"{hook!r} reduces gradients on the CPU, but the parameter {name} is on {parameter.device}"
-                )
         self.reducer._register_native_hook(backend_of(self.process_group), hook)
         self._comm_hooks.append((hook, state))
         self.logger._set_comm_hook_name(hook.name)

@@ -10,6 +10,7 @@
 #include "muster/kernels/compress.h"
 #include "muster/torch/c10d/allocator.h"
 #include "muster/torch/c10d/arguments.h"
+#include "muster/torch/c10d/device/staging.h"
 #include "muster/torch/collectives.h"
 #include "muster/torch/exception.h"
 #include "muster/torch/hooks/hooks_base.h"
@@ -72,9 +73,14 @@ NativeHook::NativeHook(HookGroups groups) : CppCommHookInterface(std::move(group
 }
 
 HookFuture NativeHook::runHook(c10d::GradBucket& bucket) {
-  const at::Tensor& buffer = bucket.getBuffer();
-  check_argument(!buffer.is_sparse(), "communication hook",
+  check_argument(!bucket.getBuffer().is_sparse(), "communication hook",
                  "muster's hooks take dense gradients: register no hook for a model with sparse ones");
+  if (!bucket.getBuffer().device().is_cpu()) {
+    // Waits for the kernels that fill the bucket.
+    at::Tensor on_host = host_buffer(bucket.getBuffer()).copy_(bucket.getBuffer());
+    bucket.setBuffer(on_host);
+  }
+  const at::Tensor& buffer = bucket.getBuffer();
   if (size() > 1 && buffer.scalar_type() == at::kFloat && buffer.numel() > 0) {
     value_or_throw(view_of(buffer));
     return reduce(bucket);

@@ -13,7 +13,8 @@
 
 // Communication hooks: they reduce a Reducer's buckets with fewer bytes, for slow links (Reducer::set_hook). Every hook
 // averages over the ranks in place: its future's tensor is the bucket's own buffer, with the same bits at all ranks. A
-// gradient that is infinite or NaN at one rank is so at all ranks, as GradScaler needs.
+// gradient that is infinite or NaN at one rank is so at all ranks, as GradScaler needs. A bucket on a device is copied
+// to memory of the host, where the hook compresses it; that copy becomes the bucket's buffer, and the future's tensor.
 //
 // Hooks compress float32 buckets, and average buckets of other dtypes uncompressed. The part of a bucket that
 // compression loses is added to the bucket in the next step (error feedback). This error is reset when the bucket holds
