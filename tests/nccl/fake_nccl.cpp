@@ -18,10 +18,12 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <thread>
 #include <utility>
 
 #include "device/stream_handle.h"
+#include "muster/base/hash.h"
 #include "muster/base/random.h"
 #include "nccl/operations.h"
 
@@ -64,6 +66,7 @@ thread_local int depth = 0;
 thread_local std::vector<Call> grouped;
 std::atomic<int> next_kernel = 0;  ///< 1: hangs; 2: and has an error
 std::atomic<int> kernels = 0;
+std::atomic<int> roots = 0;  ///< of the last communicator with several
 
 double value_of(const void* number, Dtype dtype) {
   if (dtype == Dtype::kFloat64) return *static_cast<const double*>(number);
@@ -179,11 +182,24 @@ const char* ncclGetErrorString(int code) {
 }
 const char* ncclGetLastError(void*) { return ""; }
 
+int fake_nccl_roots() { return muster::fake_nccl::roots; }
+
 int ncclCommInitRankConfig(Handle** made, int size, UniqueId id, int rank, muster::fake_nccl::Config* config) {
   const auto communicator = std::make_shared<Communicator>(std::string(id.bytes), size, rank);
   *made = new Handle{.communicator = communicator, .blocking = config->blocking != 0};
   std::thread([communicator] { communicator->connect(); }).detach();  // tidy: allow(detach) ends when all have come
   return Communicator::kInProgress;
+}
+
+/// The ranks meet only if all have the same ids in the same order.
+int ncclCommInitRankScalable(Handle** made, int size, int rank, int roots, UniqueId* ids,
+                             muster::fake_nccl::Config* config) {
+  muster::fake_nccl::roots = roots;
+  UniqueId all{};
+  const std::string name = fmt::format(
+      "/fake_nccl_{:016x}", muster::fnv1a(std::string_view(ids->bytes, sizeof *ids * static_cast<size_t>(roots))));
+  std::memcpy(all.bytes, name.data(), name.size());
+  return ncclCommInitRankConfig(made, size, all, rank, config);
 }
 
 int ncclCommGetAsyncError(Handle* handle, int* error) {

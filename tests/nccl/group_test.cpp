@@ -4,11 +4,16 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
+#include <thread>
 
 #include "contract/group_contract.h"
 #include "device/stream.h"
+#include "muster/nccl/communicator.h"
+#include "muster/store/stat.h"
 
 namespace muster {
 namespace {
@@ -252,6 +257,45 @@ TEST(NcclGroup, ARankThatLeavesEndsTheCallsOfTheOthers) {
     ASSERT_FALSE(result);
     EXPECT_THAT(result.error().to_string(), HasSubstr("has left the group"));
     EXPECT_FALSE(group.status());
+  });
+}
+
+/// MUSTER_RANKS sets the number of ranks.
+TEST(NcclGroup, FormsWithoutTheStore) {
+  int size = 24;
+  if (const char* const text = std::getenv("MUSTER_RANKS")) std::from_chars(text, text + std::strlen(text), size);
+  const auto store = memory_store();
+  const auto operations = [&] { return store->stat(Deadline::after(60s))->operations; };
+  std::latch hosts_formed(size + 1), counted(1), formed(size + 1);
+  std::thread ranks([&] {
+    test::run_ranks(size, [&](Rank rank) {
+      const auto handle = store->clone();
+      auto host = Group::form(**handle, {rank, size, "test", 0}, test::options_for("shm,unix", 300s));
+      EXPECT_TRUE(host) << host.error().to_string();
+      hosts_formed.arrive_and_wait();
+      counted.wait();
+      if (!host) return formed.arrive_and_wait();
+      const auto group = nccl::form_group(std::move(*host), std::make_shared<TestDevice>());
+      EXPECT_TRUE(group) << group.error().to_string();
+      formed.arrive_and_wait();
+    });
+  });
+  hosts_formed.arrive_and_wait();
+  const uint64_t before = operations();
+  const uint64_t of_counting = operations() - before;
+  counted.count_down();
+  formed.arrive_and_wait();
+  EXPECT_EQ(operations() - before, 2 * of_counting);
+  ranks.join();
+}
+
+TEST(NcclGroup, ALargeCommunicatorHasSeveralRoots) {
+  const auto library = nccl::Library::get();
+  ASSERT_TRUE(library) << library.error().to_string();
+  test::run_group(5, "shm", [&](Group& host) {
+    const auto formed = nccl::Communicator::form(**library, host, Deadline::after(60s), /*ranks_per_root=*/2);
+    EXPECT_TRUE(formed) << formed.error().to_string();
+    EXPECT_EQ(of_fake<int()>("fake_nccl_roots")(), 3);
   });
 }
 

@@ -4,6 +4,7 @@
 
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace muster::nccl {
 namespace {
@@ -12,34 +13,61 @@ namespace {
 constexpr Duration kYieldTime = 200us, kPoll = 100us;
 /// How long the destructor waits.
 constexpr Duration kFinalizeTime = 5s;
+constexpr const char* kInit = "ncclCommInitRank";
 
-}  // namespace
-
-Result<std::unique_ptr<Communicator>> Communicator::form(const Library& library, Group& host,
-                                                         const Deadline& deadline) {
-  const GroupSpec& self = host.membership();
-  const CallOptions limited{.timeout = deadline.left()};
-  // The first byte says whether rank 0 has an id, so that its failure is not a hang of the others.
+/// Makes NCCL's ids at so many ranks, and gives them to all.
+Result<std::vector<UniqueId>> exchange_ids(const Library& library, Group& host, const Deadline& deadline, int roots) {
+  // The first byte says whether a root has an id, so that its failure is not a hang of the others.
   struct Offer {
     uint8_t valid = 0;
     UniqueId id{};
-  } offer;
+  };
+  const auto [rank, size, name, generation] = host.membership();
+  const auto root = [&, size = size](int index) { return static_cast<Rank>(int64_t{index} * size / roots); };
+  Offer mine;
   Result<> made;
-  if (self.rank == 0) {
-    made = library.check(library.GetUniqueId(&offer.id), "ncclGetUniqueId");
-    offer.valid = made ? 1 : 0;
+  for (int index = 0; index < roots; ++index) {
+    if (rank != root(index)) continue;
+    made = library.check(library.GetUniqueId(&mine.id), "ncclGetUniqueId");
+    mine.valid = made ? 1 : 0;
   }
-  MUSTER_TRY(host.broadcast({&offer, sizeof offer, Dtype::kUint8}, 0, limited).wait());
+  std::vector<Offer> offers(static_cast<size_t>(size));
+  MUSTER_TRY(host.all_gather({&mine, sizeof mine, Dtype::kUint8},
+                             {offers.data(), offers.size() * sizeof(Offer), Dtype::kUint8},
+                             {.timeout = deadline.left()})
+                 .wait());
   MUSTER_TRY(made);
-  if (offer.valid == 0) return fail(ErrorCode::kUnavailable, "rank 0 could not begin a communicator of NCCL", 0);
+  std::vector<UniqueId> ids;
+  for (int index = 0; index < roots; ++index) {
+    const Offer& offer = offers[static_cast<size_t>(root(index))];
+    if (offer.valid == 0) {
+      return fail(ErrorCode::kUnavailable, fmt::format("rank {} could not begin a communicator of NCCL", root(index)),
+                  root(index));
+    }
+    ids.push_back(offer.id);
+  }
+  return ids;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Communicator>> Communicator::form(const Library& library, Group& host, const Deadline& deadline,
+                                                         int ranks_per_root) {
+  const auto [rank, size, name, generation] = host.membership();
+  const bool scales = library.CommInitRankScalable != nullptr;
+  const int roots = scales ? (size + ranks_per_root - 1) / ranks_per_root : 1;
+  MUSTER_ASSIGN(auto ids, exchange_ids(library, host, deadline, roots));
   Config config;
   config.blocking = 0;
   Comm handle = nullptr;
-  const int code = library.CommInitRankConfig(&handle, self.size, offer.id, self.rank, &config);
-  MUSTER_TRY(library.check(code, "ncclCommInitRankConfig"));
+  if (roots == 1) {
+    MUSTER_TRY(library.check(library.CommInitRankConfig(&handle, size, ids[0], rank, &config), kInit));
+  } else {
+    MUSTER_TRY(library.check(library.CommInitRankScalable(&handle, size, rank, roots, ids.data(), &config), kInit));
+  }
   auto communicator = std::unique_ptr<Communicator>(new Communicator(library, handle));
   Lock lock(communicator->mutex_);
-  Result<> formed = communicator->wait_until_ready(lock, "ncclCommInitRankConfig", deadline);
+  Result<> formed = communicator->wait_until_ready(lock, kInit, deadline);
   lock.unlock();
   if (!formed) {
     communicator->abort();

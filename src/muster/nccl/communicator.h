@@ -14,9 +14,13 @@ class Communicator {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// Collective over `host`, which carries NCCL's unique id. The error names what NCCL says, or that it did not end by
-  /// the deadline.
-  static Result<std::unique_ptr<Communicator>> form(const Library& library, Group& host, const Deadline& deadline);
+  /// NCCL's unique ids travel over `host`, so this sends no message to the store. Each id has a thread, at the root
+  /// that has made it, which all other ranks ask for their neighbours. Large communicators have several, if NCCL can.
+  static constexpr int kRanksPerRoot = 128;  // as torch
+
+  /// Collective over `host`. The error names what NCCL says, or that it did not end by the deadline.
+  static Result<std::unique_ptr<Communicator>> form(const Library& library, Group& host, const Deadline& deadline,
+                                                    int ranks_per_root = kRanksPerRoot);
   /// Ends what is pending.
   ~Communicator();
   Communicator(const Communicator&) = delete;

@@ -70,6 +70,8 @@ Result<> Library::load(const std::string& file, void* loaded) {
   MUSTER_NCCL_FUNCTION(RedOpCreatePreMulSum)
   MUSTER_NCCL_FUNCTION(RedOpDestroy)
 #undef MUSTER_NCCL_FUNCTION
+  CommInitRankScalable =  // since 2.23
+      reinterpret_cast<decltype(CommInitRankScalable)>(dlsym(loaded, "ncclCommInitRankScalable"));
   if (missing.empty()) return {};
   return fail(ErrorCode::kUnsupported, fmt::format("{} ({}) has no {}", file, version_, missing));
 }

@@ -42,6 +42,7 @@ struct Functions {
   const char* (*GetErrorString)(int code);
   const char* (*GetLastError)(Comm comm);
   int (*CommInitRankConfig)(Comm* comm, int size, UniqueId id, int rank, Config* config);
+  int (*CommInitRankScalable)(Comm* comm, int size, int rank, int roots, UniqueId* ids, Config* config);  ///< or null
   int (*CommGetAsyncError)(Comm comm, int* error);
   int (*CommFinalize)(Comm comm);
   int (*CommDestroy)(Comm comm);
