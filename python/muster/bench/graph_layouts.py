@@ -233,7 +233,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
         torch.manual_seed(0)
         model = models(groups[backend] if backend else None, backend)[options["model"]]()
         whole = not isinstance(model, nn.parallel.DistributedDataParallel)  # which splits the graph itself
-        steps[variant] = partial(_train, compile_for(model, compiler if backend else "inductor", whole), model, x)
+        steps[variant] = partial(_train, compile_for(model, compiler if backend else "muster", whole), model, x)
     sent = _sent(steps["muster muster"])
     steps["overlapped"] = overlapped(steps["bare"], sent, groups["muster"])
     yield medians(steps, "eager muster", options["rounds"], 1) | {"sent": sent}

@@ -19,7 +19,7 @@ from muster.bench.groups import Groups
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A variant is a compiler and a backend of torch.distributed: muster's DistributedDataParallel over muster, torch's
-    over Gloo. "bare" is Inductor without DistributedDataParallel.
+    over Gloo. "bare" has no DistributedDataParallel, and is compiled as muster compiles.
     """
     prepare()
     side = options["side"]
@@ -37,7 +37,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
         elif backend:
             own = nn.parallel.DistributedDataParallel(own, process_group=groups[backend])
         whole = not isinstance(own, nn.parallel.DistributedDataParallel)  # which splits the graph itself
-        forward = compile_for(own, compiler if backend else "inductor", whole)
+        forward = compile_for(own, compiler if backend else "muster", whole)
         steps[variant] = partial(_train, forward, own, x, target)
     steps["overlapped"] = overlapped(steps["bare"], options["sent"], groups["muster"])
     yield medians(steps, "eager muster", options["rounds"], 1)
