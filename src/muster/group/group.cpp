@@ -26,7 +26,9 @@ class GroupImpl final : public Group, public ProcessOwned<GroupImpl>, private Ca
         spec_(spec),
         options_(options),
         timeout_(options.timeout),
-        calls_(*this, recorder_.get(), spec_.name) {}
+        calls_(*this, recorder_.get(), spec_.name) {
+    engine_->set_next([this] { return calls_.next(); });
+  }
 
   ~GroupImpl() override { leave(); }
 

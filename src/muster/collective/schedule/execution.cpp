@@ -239,6 +239,7 @@ PreparedSchedule& PreparedSchedule::operator=(PreparedSchedule&&) noexcept = def
 const Schedule& PreparedSchedule::schedule() const { return run_->schedule; }
 const std::vector<Rank>& PreparedSchedule::peers() const { return run_->peers; }
 bool PreparedSchedule::running() const { return run_->done != nullptr; }
+bool PreparedSchedule::all_begun() const { return run_->next_ready == run_->schedule.steps.size(); }
 
 void PreparedSchedule::start(std::span<Link* const> links, Buffers buffers, MutableByteView scratch, Completion done,
                              const Call* call) {

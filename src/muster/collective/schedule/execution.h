@@ -42,6 +42,8 @@ class PreparedSchedule {
              const Call* call = nullptr);
   /// True from start() until `done` is called.
   bool running() const;
+  /// True if all steps of the current or last run have begun: its transfers are under way, and no others follow.
+  bool all_begun() const;
   /// The peers of the steps that are running, in rank order. For the message of a timeout.
   std::vector<Rank> waiting_for() const;
 

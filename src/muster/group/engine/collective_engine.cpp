@@ -47,7 +47,7 @@ CollectiveEngine::CollectiveEngine(Mesh mesh, const GroupSpec& spec)
       detector_(*mesh_.loop, *mesh_.link_table),
       diagnosis_(spec_, mesh_.members, group_id(), fingerprint_check_enabled(), detector_),
       links_(spec.size),
-      schedule_runner_(runner_for(mesh_)),
+      pipeline_(pipeline_for(mesh_)),
       all_ranks_(spec.size) {
   std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
   const auto linked = [this](Rank rank, LinkTable::Side, Link& link) {
@@ -114,8 +114,8 @@ Result<> CollectiveEngine::run_over_links(const Operation& operation, const Dead
   if (hierarchy_ && Hierarchy::has(operation.call.collective)) {
     MUSTER_TRY(hierarchy_->run(summed, deadline));
   } else {
-    MUSTER_TRY(begin_schedule(summed, all_ranks_, spec_.rank, deadline));
-    MUSTER_TRY(finish_schedule(deadline));
+    if (!pipeline_.resume(summed)) MUSTER_TRY(begin_schedule(summed, all_ranks_, spec_.rank, deadline));
+    MUSTER_TRY(finish_schedule(deadline, &summed));
   }
   finish_average(operation, factor, spec_.size, spec_.rank);
   return {};
@@ -124,35 +124,49 @@ Result<> CollectiveEngine::run_over_links(const Operation& operation, const Dead
 /// Begins a schedule between `ranks`; this rank is ranks[self].
 Result<> CollectiveEngine::begin_schedule(const Operation& operation, const std::vector<Rank>& ranks, Rank self,
                                           const Deadline& deadline) {
-  MUSTER_TRY(schedule_runner_.plan(operation, self, static_cast<int>(ranks.size())));
+  ScheduleRunner& runner = pipeline_.runner();
+  MUSTER_TRY(runner.plan(operation, self, static_cast<int>(ranks.size())));
   std::vector<Rank> unlinked;
-  for (const Rank peer : schedule_runner_.peers()) {
+  for (const Rank peer : runner.peers()) {
     if (links_[ranks[peer]] == nullptr) unlinked.push_back(ranks[peer]);
   }
   if (!unlinked.empty()) MUSTER_TRY(connect(unlinked, deadline));
   schedule_links_.clear();
   for (const Rank rank : ranks) schedule_links_.push_back(links_[rank]);
-  schedule_runner_.begin(operation, schedule_links_);
+  runner.begin(operation, schedule_links_);
   return {};
 }
 
-Result<> CollectiveEngine::finish_schedule(const Deadline& deadline) {
+/// `whole`: the operation, if the schedule is all of it. Then the next operation may begin meanwhile.
+Result<> CollectiveEngine::finish_schedule(const Deadline& deadline, const Operation* whole) {
+  const ScheduleRunner& runner = pipeline_.runner();
   // Any failure ends the wait, also that of a rank without a link in this schedule. Otherwise a rank that
   // waits for the failed rank through other ranks might wait until its deadline.
-  const auto finished = [&] { return schedule_runner_.outcome().has_value() || detector_.interrupted(); };
+  const auto finished = [&] {
+    if (whole != nullptr) begin_next(*whole);
+    return runner.outcome().has_value() || detector_.interrupted();
+  };
   for (;;) {
     MUSTER_TRY(diagnosis_.check_desync(links_));
     (void)mesh_.loop->run_until(finished, deadline.or_sooner(diagnosis_.next_check()));
-    if (schedule_runner_.outcome()) {
-      Result<> result = *schedule_runner_.outcome();
+    if (runner.outcome()) {
+      Result<> result = *runner.outcome();
       if (!result && result.error().reported_by == kNoRank) (void)diagnosis_.explain(result.error());
       return result;
     }
     if (detector_.interrupted()) return tl::unexpected(*detector_.interruption());
     if (deadline.passed()) {
-      return tl::unexpected(diagnosis_.timeout_error(schedule_runner_.waiting_for(), links_));
+      return tl::unexpected(diagnosis_.timeout_error(runner.waiting_for(), links_));
     }
   }
+}
+
+void CollectiveEngine::begin_next(const Operation& current) {
+  if (!next_ || !pipeline_.has_room()) return;
+  const Operation* const next = next_();
+  if (next == nullptr || diagnosis_.compares_calls() || input_factor(*next, spec_.size) != 1) return;
+  if (hierarchy_ && Hierarchy::has(next->call.collective)) return;
+  pipeline_.begin_early(*next, current, spec_.rank, links_);
 }
 
 Result<> CollectiveEngine::connect(const std::vector<Rank>& ranks, const Deadline& deadline) {

@@ -1,13 +1,15 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "muster/collective/operation.h"
 #include "muster/group/engine/diagnosis.h"
 #include "muster/group/engine/failure_detector.h"
 #include "muster/group/engine/hierarchy.h"
-#include "muster/group/engine/schedule_runner.h"
+#include "muster/group/engine/schedule_pipeline.h"
 #include "muster/group/form/mesh.h"
 
 namespace muster {
@@ -27,6 +29,9 @@ class CollectiveEngine {
   CollectiveEngine(const CollectiveEngine&) = delete;
   CollectiveEngine& operator=(const CollectiveEngine&) = delete;
 
+  /// `next` returns the operation that run() will get after the current one, or null if that is not known yet. It is
+  /// called during run(), and what it returns must stay valid until that run(). Set it before the first run().
+  void set_next(std::function<const Operation*()> next) { next_ = std::move(next); }
   /// Blocks until the operation is done. After an error the engine is shut down: its links are closed with that error,
   /// so that every peer learns which rank failed first.
   Result<> run(const Operation& operation, const Deadline& deadline);
@@ -51,7 +56,7 @@ class CollectiveEngine {
   Result<> join_host_comm(std::shared_ptr<Arena> arena);
   void drop_host_comm(const std::string& why);
   Result<bool> all_agree(bool yes, const Deadline& deadline);
-  static ScheduleRunner runner_for(const Mesh& mesh);
+  static SchedulePipeline pipeline_for(const Mesh& mesh);
   Hierarchy::Levels levels();
 
   Result<> compare_calls(const Operation& operation, const Deadline& deadline);
@@ -60,7 +65,8 @@ class CollectiveEngine {
   Result<> run_over_links(const Operation& operation, const Deadline& deadline);
   Result<> begin_schedule(const Operation& operation, const std::vector<Rank>& ranks, Rank self,
                           const Deadline& deadline);
-  Result<> finish_schedule(const Deadline& deadline);
+  Result<> finish_schedule(const Deadline& deadline, const Operation* whole = nullptr);
+  void begin_next(const Operation& current);
   Result<> connect(const std::vector<Rank>& ranks, const Deadline& deadline);
   const std::vector<Rank>& host_ranks() const { return mesh_.topology.host_ranks(spec_.rank); }
   Result<> watch(Rank awaited);
@@ -75,7 +81,8 @@ class CollectiveEngine {
   std::shared_ptr<Arena> arena_;        ///< tensor memory that the host communicator uses
   std::vector<Link*> links_;            ///< by rank; null while there is no link
   std::optional<Hierarchy> hierarchy_;  ///< if several hosts have several ranks
-  ScheduleRunner schedule_runner_;
+  SchedulePipeline pipeline_;
+  std::function<const Operation*()> next_;
   std::vector<Rank> all_ranks_;        ///< 0, 1, ...
   std::vector<Link*> schedule_links_;  ///< of the current schedule, by its own ranks
   Bytes scaled_;                       ///< scaled copy of an input that must not change

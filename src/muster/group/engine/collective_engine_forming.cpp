@@ -87,8 +87,8 @@ Result<bool> CollectiveEngine::all_agree(bool yes, const Deadline& deadline) {
   int32_t vote = yes ? 1 : 0;
   const BufferView tensor(&vote, 1, Dtype::kInt32);
   const Operation operation{{Collective::kAllReduce, Dtype::kInt32, ReduceOp::kMin, 0, 1}, tensor, tensor};
-  schedule_runner_.follow(vote_along_tree(spec_, sizeof(vote)));
-  schedule_runner_.begin(operation, links_);
+  pipeline_.runner().follow(vote_along_tree(spec_, sizeof(vote)));
+  pipeline_.runner().begin(operation, links_);
   auto result = finish_schedule(deadline);
   if (result) return vote == 1;
   shut_down(result.error());
@@ -96,7 +96,7 @@ Result<bool> CollectiveEngine::all_agree(bool yes, const Deadline& deadline) {
 }
 
 /// Uses only facts that all ranks know about each other, so that all ranks choose the same algorithms.
-ScheduleRunner CollectiveEngine::runner_for(const Mesh& mesh) {
+SchedulePipeline CollectiveEngine::pipeline_for(const Mesh& mesh) {
   std::map<std::string, int> hosts;
   bool local = true;
   for (const RankInfo& member : mesh.members) {
@@ -106,7 +106,7 @@ ScheduleRunner CollectiveEngine::runner_for(const Mesh& mesh) {
   int max_ranks = 1;
   for (const auto& [domain, ranks] : hosts) max_ranks = std::max(max_ranks, ranks);
   const char* kind = hosts.size() > 1 || !local ? "tcp" : mesh.members[0].shares_memory ? "shm" : "unix";
-  return ScheduleRunner(mesh.tuning, kind, max_ranks);
+  return {mesh.tuning, kind, max_ranks};
 }
 
 Hierarchy::Levels CollectiveEngine::levels() {

@@ -33,6 +33,8 @@ class ScheduleRunner {
   /// live until the schedule is done or the links are closed. The first bytes from each peer describe its call; the
   /// outcome is kMismatch if that is another call.
   void begin(const Operation& operation, std::span<Link* const> links);
+  /// True if the schedule has begun all its steps.
+  bool all_begun() const { return !plans_.empty() && plans_[current_].prepared.all_begun(); }
   /// The result of the schedule; empty while it runs.
   const std::optional<Result<>>& outcome() const { return outcome_; }
   /// The ranks that the running schedule waits for, as ranks of the group.

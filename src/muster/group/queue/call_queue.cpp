@@ -117,6 +117,7 @@ Result<Work> CallQueue::enqueue(Job job) {
   job.work->driver = waiters_;
   Work work(job.work, job.operation.call.sequence);
   queue_.push_back(std::move(job));
+  next_.store(&queue_.front().operation, std::memory_order_release);
   starts_.queued(queue_.back().operation);
   return work;
 }
@@ -169,6 +170,7 @@ void CallQueue::run_progress_thread() {
 std::pair<Result<>, CallQueue::Callbacks> CallQueue::run_first(Lock& lock) {
   Job job = std::move(queue_.front());
   queue_.pop_front();
+  next_.store(queue_.empty() ? nullptr : &queue_.front().operation, std::memory_order_release);
   if (queue_.empty()) starts_.drained();
   execution_lock_.take();
   lock.unlock();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -55,6 +56,8 @@ class CallQueue {
   void close(Error why);
   /// The error of the first operation that failed, or the argument of close() if that came first.
   std::optional<Error> first_error() const;
+  /// The first queued operation, or null. For the executor, during run(): it stays in place until that returns.
+  const Operation* next() const { return next_.load(std::memory_order_acquire); }
   /// The number of operations that have begun.
   uint64_t sequence() const { return execution_lock_.sequence(); }
 
@@ -93,6 +96,7 @@ class CallQueue {
   std::condition_variable changed_;
   State state_ = State::kOpen;
   std::deque<Job> queue_;
+  std::atomic<const Operation*> next_ = nullptr;  ///< of the first job; read without the mutex
   StartPolicy starts_;
   HookQueue hooks_;
   int waiting_for_all_ = 0;  ///< callers in wait_for_pending()
