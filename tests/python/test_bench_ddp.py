@@ -103,9 +103,9 @@ def test_network_has_the_requested_rate() -> None:
 
 
 def test_wire_time_follows_the_rate() -> None:
-    assert ddp.wire_time(125_000_000, "1gbit") == 1
-    assert ddp.wire_time(1000, "16kbit") == 0.5
-    assert ddp.wire_time(1, "8bit") == 1
+    assert ddp.wire_time(144_800_000, "1.2112gbit") == pytest.approx(1)
+    assert ddp.wire_time(1448, "12112bit") == pytest.approx(1)
+    assert ddp.wire_time(1448, "24.224kbit") == pytest.approx(0.5)
     assert ddp.wire_time(1, "1MiBps") == 0, "not known"
 
 

@@ -102,11 +102,15 @@ def _network(arguments: argparse.Namespace, model: str) -> Iterator[Row]:
             yield dataclasses.replace(_row(f"{model}, {hook}", 2, size, "against float32", "x", gains, most), ratio=0)
 
 
+# Of Ethernet: 1,448 bytes of TCP in a frame of 1,514 bytes.
+_FRAMES = 1514 / 1448
+
+
 def wire_time(size: int, rate: str) -> float:
-    """Returns the seconds in which a node sends `size` bytes; 0 for a rate that is not in bits."""
+    """Returns the seconds in which a node sends `size` bytes and their headers; 0 for a rate that is not in bits."""
     if not (match := re.fullmatch(r"([0-9.]+)([kmgt]?)bit", rate.lower())):
         return 0.0
-    return 8 * size / (float(match[1]) * 1e3 ** " kmgt".index(match[2] or " "))
+    return _FRAMES * 8 * size / (float(match[1]) * 1e3 ** " kmgt".index(match[2] or " "))
 
 
 _RUNS = {"steps": _steps, "alone": _alone, "memory": _memory, "network": _network}

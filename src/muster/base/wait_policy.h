@@ -51,6 +51,11 @@ inline constexpr int kMessagePolls = 64;
 /// The least time between two migrations of a thread, for the case that other threads want the same cores.
 inline constexpr Duration kMigrationInterval = 5ms;
 
+/// Asks the kernel to run the calling thread soon after it wakes, although other threads compute: its time slices
+/// become shorter than theirs, and its share of the core stays the same. Linux 6.12 and newer do so; older ones ignore
+/// it.
+void take_short_slices();
+
 /// Tells the processor that this is a spin loop.
 inline void spin_pause() {
 #if defined(__x86_64__)

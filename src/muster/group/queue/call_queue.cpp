@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "muster/base/check.h"
+#include "muster/base/wait_policy.h"
 
 namespace muster {
 namespace {
@@ -142,6 +143,7 @@ Result<> CallQueue::provide_thread() {
 }
 
 void CallQueue::run_progress_thread() {
+  take_short_slices();
   Lock lock(mutex_);
   for (;;) {
     starts_.wait(lock, changed_, [this](uint64_t last) {
