@@ -95,8 +95,8 @@ def _compile(module: torch.fx.GraphModule, inputs: list[Any], *, config: Config)
         return compiled
 
     try:
-        # A rank that finds the graph in this cache would not compare it with the others. Saving a view as well as its
-        # base for backward would take memory, and a mask of ReLU is slow to store: backward makes both again.
+        # A rank that finds the graph in this cache would not compare it with the others. Backward makes views again
+        # from what they view, so the mask of a ReLU need not be saved beside its result: it is slow to store.
         with functorch_config.patch(enable_autograd_cache=False, recompute_views=True):
             return compile_fx(module, inputs, inner_compile=compile_planned)
     except Exception as error:

@@ -16,6 +16,8 @@ constexpr Duration kSlowYieldBurst = 20ms;
 /// The kernel's own are about 3 ms.
 constexpr Duration kShortSlice = 500us;
 
+constexpr uint64_t kResetOnFork = 1;  ///< SCHED_FLAG_RESET_ON_FORK: it also resets a negative nice value
+
 /// struct sched_attr of Linux. The C library has neither it nor its system calls.
 struct SchedulingAttributes {
   uint32_t size = sizeof(SchedulingAttributes);
@@ -32,6 +34,7 @@ void take_short_slices() {
   SchedulingAttributes attributes;
   if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0 || attributes.policy != SCHED_OTHER) return;
   attributes.runtime = static_cast<uint64_t>(kShortSlice.count());
+  if (attributes.nice >= 0) attributes.flags = kResetOnFork;  // for threads that callbacks start
   (void)syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -13,18 +14,18 @@ namespace {
 constexpr Duration kYieldTime = 200us, kPoll = 100us;
 /// How long the destructor waits.
 constexpr Duration kFinalizeTime = 5s;
-constexpr const char* kInit = "ncclCommInitRank";
+constexpr const char* kInit = "the start of a communicator of NCCL";
 
-/// Makes NCCL's ids at so many ranks, and gives them to all.
+/// Makes NCCL's ids at so many ranks, and gives them to all. There is one id if a rank's NCCL knows only one root.
 Result<std::vector<UniqueId>> exchange_ids(const Library& library, Group& host, const Deadline& deadline, int roots) {
-  // The first byte says whether a root has an id, so that its failure is not a hang of the others.
+  // `valid` says whether a root has an id, so that its failure is not a hang of the others.
   struct Offer {
-    uint8_t valid = 0;
+    uint8_t scales = 0, valid = 0;
     UniqueId id{};
   };
   const auto [rank, size, name, generation] = host.membership();
   const auto root = [&, size = size](int index) { return static_cast<Rank>(int64_t{index} * size / roots); };
-  Offer mine;
+  Offer mine{.scales = library.CommInitRankScalable != nullptr};
   Result<> made;
   for (int index = 0; index < roots; ++index) {
     if (rank != root(index)) continue;
@@ -37,6 +38,7 @@ Result<std::vector<UniqueId>> exchange_ids(const Library& library, Group& host, 
                              {.timeout = deadline.left()})
                  .wait());
   MUSTER_TRY(made);
+  if (!std::ranges::all_of(offers, [](const Offer& each) { return each.scales != 0; })) roots = 1;
   std::vector<UniqueId> ids;
   for (int index = 0; index < roots; ++index) {
     const Offer& offer = offers[static_cast<size_t>(root(index))];
@@ -54,15 +56,14 @@ Result<std::vector<UniqueId>> exchange_ids(const Library& library, Group& host, 
 Result<std::unique_ptr<Communicator>> Communicator::form(const Library& library, Group& host, const Deadline& deadline,
                                                          int ranks_per_root) {
   const auto [rank, size, name, generation] = host.membership();
-  const bool scales = library.CommInitRankScalable != nullptr;
-  const int roots = scales ? (size + ranks_per_root - 1) / ranks_per_root : 1;
-  MUSTER_ASSIGN(auto ids, exchange_ids(library, host, deadline, roots));
+  MUSTER_ASSIGN(auto ids, exchange_ids(library, host, deadline, (size + ranks_per_root - 1) / ranks_per_root));
   Config config;
   config.blocking = 0;
   Comm handle = nullptr;
-  if (roots == 1) {
+  if (ids.size() == 1) {
     MUSTER_TRY(library.check(library.CommInitRankConfig(&handle, size, ids[0], rank, &config), kInit));
   } else {
+    const int roots = static_cast<int>(ids.size());
     MUSTER_TRY(library.check(library.CommInitRankScalable(&handle, size, rank, roots, ids.data(), &config), kInit));
   }
   auto communicator = std::unique_ptr<Communicator>(new Communicator(library, handle));

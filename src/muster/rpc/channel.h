@@ -45,7 +45,7 @@ class Channel {
   bool is_full() const { return batch_.size() >= kFlushBytes; }
   /// The bytes of batches that were not handed to the transport completely: the peer does not read them.
   size_t unwritten() const { return unwritten_; }
-  /// When the last bytes arrived from the peer.
+  /// When the last batch, or the last long message, had arrived.
   TimePoint last_read() const { return last_read_; }
   /// True if everything was handed to the transport.
   bool is_idle() const { return batch_.empty() && sent_.empty(); }

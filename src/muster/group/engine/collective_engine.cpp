@@ -143,8 +143,9 @@ Result<> CollectiveEngine::finish_schedule(const Deadline& deadline, const Opera
   // Any failure ends the wait, also that of a rank without a link in this schedule. Otherwise a rank that
   // waits for the failed rank through other ranks might wait until its deadline.
   const auto finished = [&] {
+    if (runner.outcome() || detector_.interrupted()) return true;
     if (whole != nullptr) begin_next(*whole);
-    return runner.outcome().has_value() || detector_.interrupted();
+    return false;
   };
   for (;;) {
     MUSTER_TRY(diagnosis_.check_desync(links_));
@@ -161,8 +162,10 @@ Result<> CollectiveEngine::finish_schedule(const Deadline& deadline, const Opera
   }
 }
 
+/// Only in groups of two. With more ranks, one that waits for a third would not see a failure report that comes after
+/// bytes of the next operation: it reads no bytes before it begins that operation, too.
 void CollectiveEngine::begin_next(const Operation& current) {
-  if (!next_ || !pipeline_.has_room()) return;
+  if (spec_.size != 2 || !next_ || !pipeline_.has_room()) return;
   const Operation* const next = next_();
   if (next == nullptr || diagnosis_.compares_calls() || input_factor(*next, spec_.size) != 1) return;
   if (hierarchy_ && Hierarchy::has(next->call.collective)) return;

@@ -35,10 +35,13 @@ bool SchedulePipeline::resume(const Operation& operation) {
   return true;
 }
 
-/// A barrier waits, because it says that the operations before it have ended.
+/// A barrier says that the operations before it have ended at all ranks, and those after it have not begun.
 void SchedulePipeline::begin_early(const Operation& next, const Operation& current, Rank self,
                                    std::span<Link* const> links) {
-  if (next.staging != nullptr || next.call.collective == Collective::kBarrier || depends_on(next, current)) return;
+  if (next.call.sequence == considered_) return;
+  considered_ = next.call.sequence;
+  const auto is_barrier = [](const Operation& each) { return each.call.collective == Collective::kBarrier; };
+  if (next.staging != nullptr || is_barrier(next) || is_barrier(current) || depends_on(next, current)) return;
   ScheduleRunner& other = runners_[1 - turn_];
   if (!other.plan(next, self, static_cast<int>(links.size()))) return;
   if (std::ranges::any_of(other.peers(), [&](Rank peer) { return links[peer] == nullptr; })) return;

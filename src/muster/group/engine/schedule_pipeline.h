@@ -15,7 +15,8 @@ namespace muster {
 /// are under way. So a link has bytes to send while its rank waits for other links. Not thread-safe: used by the thread
 /// that drives the links' loop.
 ///
-/// The other ranks need not do the same, because the order of the bytes on each link does not change.
+/// The other ranks need not do the same, because the order of the bytes on each link does not change. But a rank that
+/// has not begun an operation sees nothing that comes after its bytes, such as the report of a failure.
 class SchedulePipeline {
  public:
   /// Arguments as for ScheduleRunner.
@@ -35,7 +36,8 @@ class SchedulePipeline {
  private:
   std::array<ScheduleRunner, 2> runners_;
   size_t turn_ = 0;
-  uint64_t early_ = 0;  ///< the sequence number of the operation that the other runner has begun; 0: none
+  uint64_t early_ = 0;       ///< the sequence number of the operation that the other runner has begun; 0: none
+  uint64_t considered_ = 0;  ///< the last one that could have begun early
 };
 
 }  // namespace muster

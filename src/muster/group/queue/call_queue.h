@@ -16,7 +16,8 @@
 
 namespace muster {
 
-/// Runs a group's operations one at a time, in the order of their sequence numbers. A synchronous call on an idle group
+/// Runs a group's operations one at a time, in the order of their sequence numbers (the executor may begin the next one
+/// early). A synchronous call on an idle group
 /// runs in the caller's thread, because a hand-over to another thread costs more than a small message. Every other call
 /// is queued. Either a progress thread runs it, or the thread that waits for it, if that comes first (StartPolicy).
 /// Thread-safe.
