@@ -2,10 +2,8 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "muster/group/engine/schedule_runner.h"
 
