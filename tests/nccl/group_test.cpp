@@ -285,7 +285,7 @@ TEST(NcclGroup, FormsWithoutTheStore) {
   const uint64_t of_counting = operations() - before;
   counted.count_down();
   formed.arrive_and_wait();
-  EXPECT_EQ(operations() - before, 2 * of_counting);
+  EXPECT_EQ(operations() - before, 2 * of_counting) << "only the store's statistics were read, twice";
   ranks.join();
 }
 

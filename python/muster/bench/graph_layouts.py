@@ -221,8 +221,8 @@ def models(group: Any, backend: str) -> dict[str, Make]:
 
 
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A variant is a compiler and a backend of torch.distributed, or "bare", without collectives. Steps are forward and
-    backward. The result has the bytes that a rank sends in muster's step, too.
+    """A variant is a compiler and a backend of torch.distributed, or "bare": without collectives, compiled by muster.
+    Steps are forward and backward. The result has the bytes that a rank sends in muster's step, too.
     """
     prepare()
     torch.manual_seed(dist.get_rank())

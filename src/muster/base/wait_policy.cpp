@@ -13,7 +13,7 @@ namespace {
 /// After a burst of kSlowYieldBurst, slow yields take at most 1/kSlowYieldShare of the time.
 constexpr int kSlowYieldShare = 64;
 constexpr Duration kSlowYieldBurst = 20ms;
-/// The kernel's own are about 3 ms.
+/// The kernel's default is about 3 ms.
 constexpr Duration kShortSlice = 500us;
 
 constexpr uint64_t kResetOnFork = 1;  ///< SCHED_FLAG_RESET_ON_FORK: it also resets a negative nice value

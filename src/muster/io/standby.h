@@ -28,7 +28,7 @@ class Standby {
   /// How a thread has rested, and what it may do after it.
   struct Rest {
     int naps = 0;             ///< naps since it last had work
-    bool may_run = true;      ///< the other threads need no help with tasks: theirs were quick or serial, or none waits
+    bool may_run = true;      ///< false: the tasks of the other threads were quick or serial, or none waits
     bool may_drive = true;    ///< no other thread has driven the loop during the last nap
     bool only_calls = false;  ///< other threads have driven it, and no task has begun
   };

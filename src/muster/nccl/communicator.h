@@ -14,11 +14,12 @@ class Communicator {
  public:
   using Lock = std::unique_lock<std::mutex>;
 
-  /// NCCL's unique ids travel over `host`, so this sends no message to the store. Each id has a thread, at the root
-  /// that has made it, which all other ranks ask for their neighbours. Large communicators have several, if NCCL can.
-  static constexpr int kRanksPerRoot = 128;  // as torch
+  /// A root makes one of NCCL's unique ids, and has a thread that tells its ranks their neighbours. A communicator with
+  /// more ranks than this has several roots, if NCCL knows more than one. torch has the same limit.
+  static constexpr int kRanksPerRoot = 128;
 
-  /// Collective over `host`. The error names what NCCL says, or that it did not end by the deadline.
+  /// Collective over `host`, which carries the ids: no message goes to the store. The error names what NCCL says, or
+  /// that it did not end by the deadline.
   static Result<std::unique_ptr<Communicator>> form(const Library& library, Group& host, const Deadline& deadline,
                                                     int ranks_per_root = kRanksPerRoot);
   /// Ends what is pending.

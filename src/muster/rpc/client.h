@@ -26,7 +26,8 @@ class Client {
   Client(LoopDriver& driver, LinkTable& links, Directory& directory, const EndpointOptions& options,
          const WorkerRecord& self, CallLog& log);
 
-  /// Counts the call as pending, and its timeout from `now`, which is the current time in all functions here.
+  /// The call is pending from now on, and its timeout begins. `now`, also below: the current time. The callers read the
+  /// clock, so that one read serves several functions.
   void begin(const CallPtr& call, TimePoint now);
   /// Sends the call to its worker, once that is known and connected.
   void dispatch(const CallPtr& call, TimePoint now);

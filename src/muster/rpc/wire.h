@@ -89,7 +89,7 @@ struct ParsedMessage {
   std::vector<std::pair<size_t, size_t>> long_parts;  ///< index of the segment and bytes; index kHeadPart: the head
   static constexpr size_t kHeadPart = SIZE_MAX;
   uint64_t footprint = 0;  ///< Message::footprint(), with the long parts
-  TimePoint arrived;       ///< set by the channel: when the header arrived
+  TimePoint arrived;       ///< set by the channel: when the batch with the header arrived
 };
 
 /// Returns the length of a batch from its header. kProtocol if it is not valid.
