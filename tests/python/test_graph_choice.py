@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from muster.graph._plan.buckets import find_buckets, merge
-from muster.graph._plan.choice import merge_best, with_buckets
 from muster.graph._plan.costs import Costs, LinkCosts
 from muster.graph._plan.graph_tasks import tasks_of
 from muster.graph._plan.schedule import Kind, order, timeline
+from muster.graph._rewrite.bucket_choice import merge_best, with_buckets
+from muster.graph._rewrite.buckets import find_buckets, merge
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from muster.graph._plan.chunk_choice import cut_best, with_cuts
-from muster.graph._plan.chunks import cut, find_chains
+import torch.distributed.nn.functional
 from muster.graph._plan.costs import Costs, LinkCosts
 from muster.graph._plan.graph_tasks import tasks_of
 from muster.graph._plan.schedule import Kind, order, timeline
+from muster.graph._rewrite.chunk_choice import cut_best, with_cuts
+from muster.graph._rewrite.chunks import cut, find_chains
 from ranks import run_ranks
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
@@ -133,6 +134,16 @@ def column_parallel(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor
     return funcol.reduce_scatter_tensor(hidden @ down, "sum", 0, world()).view(x.shape)
 
 
+def lists_parallel(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor:
+    """The same, with lists of tensors and calls that have gradients."""
+    calls: Any = torch.distributed.nn.functional
+    rows = torch.cat(calls.all_gather(x.flatten(0, 1)))
+    hidden = torch.nn.functional.silu(rows @ gate) * (rows @ up)
+    parts = list((hidden @ down).split(ROWS * len(x)))
+    result: Tensor = calls.reduce_scatter(torch.empty_like(parts[0]), parts)
+    return result.view(x.shape)
+
+
 def row_parallel(x: Tensor, up: Tensor, gate: Tensor, down: Tensor) -> Tensor:
     """A block whose activations every rank has: two products, a product, all_reduce."""
     hidden = torch.nn.functional.silu(x @ gate) * (x @ up)
@@ -148,7 +159,7 @@ def compare_blocks(rank: int) -> list[tuple[int, int]]:
     name = world().group_name
     rates = Costs(1e9, 1e12, {name: LinkCosts(1e-6, 1e7, ranks)})
     found = []
-    for block in (column_parallel, row_parallel):
+    for block in (column_parallel, lists_parallel, row_parallel):
         torch.manual_seed(0)
         weights = [torch.randn(WIDTH, WIDTH) / WIDTH, torch.randn(WIDTH, WIDTH) / WIDTH, torch.randn(WIDTH, WIDTH)]
         x = torch.randn(2, ROWS, WIDTH)
@@ -185,6 +196,6 @@ def test_a_product_whose_weights_need_another_one_stays_outside() -> None:
 
 def test_blocks_that_are_cut_have_the_same_results_and_gradients(tmp_path: Path) -> None:
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
-    for column, row in run_ranks(3, compare_blocks, env=env, timeout=TIMEOUT):
-        # The gradient of the second block's result has no product.
-        assert (*column, row[0]) == (2, 1, 1), (column, row)
+    for column, lists, row in run_ranks(3, compare_blocks, env=env, timeout=TIMEOUT):
+        # The gradient of the last block's result has no product.
+        assert (*column, *lists, row[0]) == (2, 1, 2, 1, 1), (column, lists, row)

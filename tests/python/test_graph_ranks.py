@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from muster.graph._plan.choice import merge_best
 from muster.graph._plan.costs import Costs, LinkCosts
 from muster.graph._plan.graph_tasks import tasks_of
 from muster.graph._plan.schedule import Kind, order
+from muster.graph._rewrite.bucket_choice import merge_best
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -43,8 +43,8 @@ class Config:
     Attributes:
         overlap: begin collectives early, and wait for them late. Without it the order is Inductor's.
         buckets: merge small collectives that do not need each other.
-        chunks: cut a product and the collective beside it by rows, where one chunk is then sent while another one is
-            computed. It needs overlap.
+        chunks: cut a product and the collective beside it by rows, and split a product by columns, where one part is
+            then sent while another one is computed. It needs overlap.
         max_bytes: results of collectives that begin early may take so much memory more, in bytes.
         timeout: how long a rank waits for the others to compile the same graph.
         plans: a folder. The first rank of the graph's first group saves the plan of each graph there, and compiles it
@@ -175,12 +175,14 @@ def _rewriting(costs: Costs, config: Config, merges: bool, plans: bool) -> Any:
     """A pass over Inductor's graph. plans: the order of Inductor will not be kept."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    from muster.graph._plan.choice import merge_best
-    from muster.graph._plan.chunk_choice import cut_best
-    from muster.graph._plan.rewrite import keep_inputs
+    from muster.graph._rewrite.bucket_choice import merge_best
+    from muster.graph._rewrite.chunk_choice import cut_best
+    from muster.graph._rewrite.nodes import keep_inputs
+    from muster.graph._rewrite.simplify import simplify
 
     class Rewrite(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
+            simplify(graph)
             if config.chunks and plans:
                 cut_best(graph, costs, config.max_bytes)
             if merges:

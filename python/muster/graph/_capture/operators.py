@@ -73,7 +73,7 @@ SHAPES: dict[str, Callable[..., Any]] = {
 }
 
 
-# ---- products and messages in chunks of rows, which _plan/chunks.py puts into graphs
+# ---- products and messages in chunks of rows, which _rewrite/chunks.py puts into graphs
 
 
 def _matmul_all_reduce(

@@ -5,7 +5,7 @@
 namespace muster::graph {
 
 /// Adds the operators that multiply matrices and send them in chunks of rows: one chunk is on the wire while another
-/// one is computed (asynchronous tensor parallelism). python/muster/graph/_plan/chunks.py puts them into graphs.
+/// one is computed (asynchronous tensor parallelism). python/muster/graph/_rewrite/chunks.py puts them into graphs.
 ///
 ///     matmul_all_reduce        all_reduce(rows @ weights)
 ///     matmul_reduce_scatter    reduce_scatter(rows @ weights)

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from muster.graph._plan.chunks import Chain, cut, find_chains, others_of
 from muster.graph._plan.costs import Costs
 from muster.graph._plan.graph_tasks import bytes_of, compute_seconds, planned_seconds, tasks_of
 from muster.graph._plan.schedule import Kind, Task
+from muster.graph._rewrite.chunks import Chain, cut, find_chains, others_of
 
 _COUNTS = 1, 2, 4  # of chunks: more hide little more
 # Of a chunk. Smaller operations may begin only when they are awaited (src/muster/group/queue/start_policy.h).

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from muster.graph._plan.rewrite import call, sort
+from muster.graph._rewrite.nodes import call, sort
 
 _aten = torch.ops.aten
 _c10d = torch.ops._c10d_functional
@@ -27,7 +27,7 @@ _WAIT = _c10d.wait_tensor.default
 _GATHER = _c10d.all_gather_into_tensor.default
 _SCATTER = _c10d.reduce_scatter_tensor.default
 _REDUCE = _c10d.all_reduce.default
-_VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 _PRODUCTS: dict[Any, int] = {_aten.mm.default: 0, _aten.addmm.default: 1}  # and which argument has the rows
 
 
@@ -84,14 +84,14 @@ def _chain_of(start: Node, taken: set[Node], places: dict[Node, int]) -> Chain |
     if [user.target for user in start.users] != [_WAIT]:
         return None
     (wait,) = start.users
-    if not _is_static(start.args[0], wait):
+    if not is_static(start.args[0], wait):
         return None
     if start.target is _GATHER:
         return _gather_chain(start, wait, taken, places)
     product = start.args[0]
-    while isinstance(product, Node) and product.target in _VIEWS and len(product.users) == 1:
+    while isinstance(product, Node) and product.target in VIEWS and len(product.users) == 1:
         product = product.args[0]
-    if not isinstance(product, Node) or len(product.users) != 1 or product in taken or not _is_product(product):
+    if not isinstance(product, Node) or len(product.users) != 1 or product in taken or not is_product(product):
         return None
     rows, parts = product.meta["val"].shape[0], start.args[2] if start.target is _SCATTER else 1
     return Chain(start, wait, (product,), rows // parts) if rows % parts == 0 else None
@@ -103,12 +103,12 @@ def _gather_chain(start: Node, wait: Node, taken: set[Node], places: dict[Node, 
     rows = [wait]  # and views of it
     for node in rows:  # grows
         for user in node.users:
-            (rows if user.target in _VIEWS else users).append(user)
+            (rows if user.target in VIEWS else users).append(user)
     found = [
         each
         for each in users
         if each not in taken
-        and _is_product(each)
+        and is_product(each)
         and rows_of(each) in rows
         and all(_is_there(other, start, places) for other in others_of(each))
     ]
@@ -129,14 +129,14 @@ def _is_there(node: Node, start: Node, places: dict[Node, int]) -> bool:
     return places[node] < places[start]
 
 
-def _is_product(node: Node) -> bool:
+def is_product(node: Node) -> bool:
     """True for matrices with known shapes. A bias is added to each row."""
     if node.target not in _PRODUCTS or node.kwargs:
         return False
-    return _is_static(*node.args, node) and (node.target is _aten.mm.default or len(_shape(node.args[0])) == 1)
+    return is_static(*node.args, node) and (node.target is _aten.mm.default or len(_shape(node.args[0])) == 1)
 
 
-def _is_static(*nodes: Any) -> bool:
+def is_static(*nodes: Any) -> bool:
     return all(isinstance(length, int) for node in nodes for length in _shape(node))
 
 
@@ -151,7 +151,7 @@ def others_of(product: Node) -> list[Node]:
     return [product.args[place + 1], *product.args[:place]]  # type: ignore[list-item]
 
 
-def _weights_and_bias(product: Node) -> tuple[Node, Node | None]:
+def weights_and_bias(product: Node) -> tuple[Node, Node | None]:
     weights, *bias = others_of(product)
     return weights, bias[0] if bias else None
 
@@ -163,7 +163,7 @@ def _shape(node: Any) -> torch.Size:
 
 def _cut_gather(graph: Graph, chain: Chain, count: int) -> None:
     width = _shape(rows_of(chain.products[0]))[1]
-    weights, biases = zip(*map(_weights_and_bias, chain.products), strict=True)
+    weights, biases = zip(*map(weights_and_bias, chain.products), strict=True)
     with graph.inserting_before(chain.start):
         own_rows = _reshaped(graph, chain.start.args[0], (chain.rows, width))
         ranks, group_name = chain.start.args[1:]
@@ -190,7 +190,7 @@ def _cut_reduction(graph: Graph, chain: Chain, count: int) -> None:
     target = _muster.matmul_reduce_scatter if scatters else _muster.matmul_all_reduce
     _, *reduce_op_and_ranks, group_name = chain.start.args
     with graph.inserting_before(chain.start):
-        arguments = rows_of(product), *_weights_and_bias(product), *reduce_op_and_ranks, count, group_name
+        arguments = rows_of(product), *weights_and_bias(product), *reduce_op_and_ranks, count, group_name
         like = chain.start.meta["val"].view(chain.rows, -1)
         start = _start(graph, chain, target.default, *arguments, like=like)
         result = _reshaped(graph, call(graph, _WAIT, start, like=start.meta["val"]), _shape(chain.wait))

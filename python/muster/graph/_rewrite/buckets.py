@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from muster.graph._plan.rewrite import call, sort
+from muster.graph._rewrite.nodes import call, sort
 
 _c10d = torch.ops._c10d_functional
 _WAIT = _c10d.wait_tensor.default

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from torch.fx import Graph, Node
 
-from muster.graph._plan.buckets import find_buckets, merge
 from muster.graph._plan.costs import Costs
 from muster.graph._plan.graph_tasks import bytes_of, message, planned_seconds, tasks_of
 from muster.graph._plan.schedule import Kind, Task
+from muster.graph._rewrite.buckets import find_buckets, merge
 
 _SHARES = 1.0, 0.25, 0.0625, 0.0  # of the largest bucket that is worth it
 
