@@ -177,6 +177,7 @@ def _rewriting(costs: Costs, config: Config, merges: bool, plans: bool) -> Any:
 
     from muster.graph._rewrite.bucket_choice import merge_best
     from muster.graph._rewrite.chunk_choice import cut_best
+    from muster.graph._rewrite.columns import split_best
     from muster.graph._rewrite.nodes import keep_inputs
     from muster.graph._rewrite.simplify import simplify
 
@@ -185,6 +186,7 @@ def _rewriting(costs: Costs, config: Config, merges: bool, plans: bool) -> Any:
             simplify(graph)
             if config.chunks and plans:
                 cut_best(graph, costs, config.max_bytes)
+                split_best(graph, costs, config.max_bytes)
             if merges:
                 merge_best(graph, costs, config.max_bytes if plans else None)
             keep_inputs(graph)

@@ -1,0 +1,109 @@
+"""Splits a product into its columns, where a collective can begin after some of them.
+
+Models compute queries, keys and values in one product. Where ranks gather keys and values, the keys can be on the wire
+while the values are computed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from muster.graph._plan.costs import Costs
+from muster.graph._plan.graph_tasks import compute_seconds, planned_seconds, tasks_of
+from muster.graph._plan.schedule import Kind, Task
+from muster.graph._rewrite.chunks import VIEWS, is_product, is_static, rows_of, weights_and_bias
+from muster.graph._rewrite.nodes import call
+
+_aten = torch.ops.aten
+_SPLITS = _aten.split.Tensor, _aten.split_with_sizes.default
+_LEAST_GAIN = 0.01  # of a step
+
+
+@dataclass(frozen=True)
+class Columns:
+    product: Node
+    parts: tuple[Node, ...]  # items of a split, in any order
+
+
+def split_best(graph: Graph, costs: Costs, max_bytes: float) -> None:
+    """Splits products of the graph in place, where the planned step becomes shorter. Products of one shape are all
+    split, or none is. max_bytes: as for order().
+    """
+    kinds: dict[Any, list[Columns]] = {}
+    for columns in find_columns(graph):
+        kinds.setdefault(tuple(part.meta["val"].shape for part in columns.parts), []).append(columns)
+    tasks = tasks_of(graph, costs) if kinds else []
+    if all(task.kind is not Kind.START for task in tasks):
+        return
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    chosen: list[Columns] = []
+    shortest = planned_seconds(tasks, max_bytes)
+    for kind in kinds.values():
+        seconds = planned_seconds(with_splits(tasks, places, costs, [*chosen, *kind]), max_bytes)
+        if seconds < (1 - _LEAST_GAIN) * shortest:
+            chosen, shortest = [*chosen, *kind], seconds
+    for columns in chosen:
+        split(graph, columns)
+
+
+def find_columns(graph: Graph) -> Iterable[Columns]:
+    """Products of which nothing but parts of their columns is used."""
+    for node in graph.nodes:
+        if node.target not in _SPLITS or any(user.target is not operator.getitem for user in node.users):
+            continue
+        whole: Any = node.args[0]
+        dim = node.args[2] if len(node.args) > 2 else 0
+        if dim not in (-1, whole.meta["val"].ndim - 1):
+            continue
+        while whole.target in VIEWS and len(whole.users) == 1 and _width(whole) == _width(whole.args[0]):
+            whole = whole.args[0]
+        if is_product(whole) and len(whole.users) == 1 and len(node.users) > 1 and is_static(*node.users):
+            yield Columns(whole, tuple(node.users))
+
+
+def with_splits(tasks: list[Task], places: dict[Node, int], costs: Costs, all_columns: Iterable[Columns]) -> list[Task]:
+    """The tasks that the graph has after split(). The product stays, and takes no time."""
+    result = list(tasks)
+    for columns in all_columns:
+        product, rows = columns.product, places[rows_of(columns.product)]
+        whole = compute_seconds(product, costs)
+        result[places[product]] = Task(Kind.COMPUTE, 0.0, result[places[product]].needs)
+        for part in columns.parts:
+            needs = result[places[product]].needs | {rows}
+            result[places[part]] = Task(Kind.COMPUTE, whole * _width(part) / _width(product), needs)
+    return result
+
+
+def split(graph: Graph, columns: Columns) -> None:
+    """One product for each part, in place."""
+    product, weights_bias = columns.product, weights_and_bias(columns.product)
+    (source,) = {item.all_input_nodes[0] for item in columns.parts}
+    widths = [value.shape[-1] for value in source.meta["val"]]
+    for part in columns.parts:
+        index: Any = part.args[1]
+        begin = sum(widths[:index])
+        with graph.inserting_before(product):
+            weights, bias = (
+                each and call(graph, _aten.slice.Tensor, each, dim, begin, begin + widths[index])
+                for each, dim in zip(weights_bias, (1, 0), strict=True)
+            )
+            biases = () if bias is None else (bias,)
+            own = call(graph, product.target, *biases, rows_of(product), weights)
+            view = call(graph, _aten.reshape.default, own, tuple(part.meta["val"].shape))
+        part.replace_all_uses_with(view)
+        graph.erase_node(part)
+    while source is not product:
+        view, source = source, source.all_input_nodes[0]
+        graph.erase_node(view)
+    graph.erase_node(product)
+
+
+def _width(node: Node) -> int:
+    width: int = node.meta["val"].shape[-1]
+    return width
