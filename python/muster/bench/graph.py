@@ -23,7 +23,7 @@ PEERS: tuple[str, ...] = ("gloo",)
 # A compiler, and a backend of torch.distributed. inductor: its default order; passes: torch's reorder and sink passes.
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
-ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
+ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo", "whole")
 PARTS = ("small", "calls", "norms", "perceptron", "decoder", "gather", "blocks", "compile", "ddp", "layouts")
 _WITH_SIDES = "gather, blocks, compile and ddp"  # which, like layouts, are over a network
 # Of part layouts: a kind of model, and how it is split among the ranks.
@@ -155,13 +155,13 @@ def _perceptron(arguments: argparse.Namespace, ranks: int) -> Row:
 
 
 def _decoder(arguments: argparse.Namespace, ranks: int) -> Row:
-    """Compiled ahead of time, one token at a time. The floor is one rank with the whole model, times the ranks."""
+    """Compiled ahead of time, one token at a time. "whole" is one rank alone with the whole model."""
     options = {"model": "decoder", "width": arguments.width, "head": HEAD, "layers": _DECODER_LAYERS, "calls": 10}
     variants = {"variants": [*_MODEL_VARIANTS, "whole"]}
     steps = _steps(arguments, [RankSetup()] * ranks, options | variants, "graph_models")
     rates = {name: 1e3 / step for name, step in steps.items()}
     case = f"decoder of width {arguments.width} in a package"
-    row = _row(case, ranks, "tokens", "1/s", 4 * arguments.width, rates, ranks * rates["whole"], PACKAGE)
+    row = _row(case, ranks, "tokens", "1/s", 4 * arguments.width, rates, rates["bare"], PACKAGE)
     row.ratio = row.muster / row.peer
     return row
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 import muster.graph  # noqa: F401  graphs of Gloo's groups hold all calls, too
 from muster.bench.groups import Groups
@@ -32,6 +33,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+class TrainingStep:
+    """A forward and a backward of `model`. loss() runs the forward, compiled or not."""
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> None:
+        self._model, self._loss = model, loss
+
+    def __call__(self) -> list[torch.Tensor]:
+        return self.backward(self.forward())
+
+    def forward(self) -> torch.Tensor:
+        self._model.zero_grad()
+        return self._loss()
+
+    def backward(self, loss: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the gradients."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+
+
 def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
     prepare()
     steps = {variant: step_of(variant, groups, options) for variant in options["variants"]}
@@ -50,14 +71,17 @@ def prepare() -> None:
     torch._dynamo.config.recompile_limit = 64  # one function is compiled for each variant
 
 
-def overlapped(compute: Step, sent: int, group: Any) -> Step:
-    """Perfect overlap: the rank computes while it sends `sent` bytes that nothing depends on."""
+def overlapped(compute: Callable[..., Any], sent: int, group: Any, before: Step | None = None) -> Step:
+    """Perfect overlap: the rank computes while it sends `sent` bytes that nothing depends on. What it sends is not
+    there until `before` has run, whose result compute() takes.
+    """
     mine = torch.ones(max(1, sent // 4 // (group.size() - 1)))
     gathered = mine.new_empty(group.size() * len(mine))
 
     def step() -> Any:
+        arguments = () if before is None else (before(),)
         work = dist.all_gather_into_tensor(gathered, mine, group=group, async_op=True)
-        result = compute()
+        result = compute(*arguments)
         work.wait()  # type: ignore[union-attr]
         return result
 

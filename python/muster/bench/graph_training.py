@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import muster.nn
-from muster.bench.graph_steps import compile_for, medians, overlapped, prepare
+from muster.bench.graph_steps import TrainingStep, compile_for, medians, overlapped, prepare
 from muster.bench.groups import Groups
 
 
@@ -28,7 +28,7 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
     model = nn.Sequential(*layers)
     torch.manual_seed(dist.get_rank() + 1)
     x, target = torch.randn(options["batch"], side), torch.randn(options["batch"], side)
-    steps: dict[str, Callable[[], Any]] = {}
+    steps: dict[str, TrainingStep] = {}
     for variant in options["variants"]:
         compiler, _, backend = variant.partition(" ")
         own: nn.Module = copy.deepcopy(model)
@@ -37,14 +37,12 @@ def measure(groups: Groups, options: dict[str, Any]) -> Iterator[dict[str, Any]]
         elif backend:
             own = nn.parallel.DistributedDataParallel(own, process_group=groups[backend])
         whole = not isinstance(own, nn.parallel.DistributedDataParallel)  # which splits the graph itself
-        forward = compile_for(own, compiler if backend else "muster", whole)
-        steps[variant] = partial(_train, forward, own, x, target)
-    steps["overlapped"] = overlapped(steps["bare"], options["sent"], groups["muster"])
-    yield medians(steps, "eager muster", options["rounds"], 1)
+        compiled = compile_for(own, compiler if backend else "muster", whole)
+        steps[variant] = TrainingStep(own, partial(_loss, compiled, x, target))
+    bare = steps["bare"]
+    floor = overlapped(bare.backward, options["sent"], groups["muster"], before=bare.forward)
+    yield medians({**steps, "overlapped": floor}, "eager muster", options["rounds"], 1)
 
 
-def _train(forward: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, target: Tensor) -> list[Tensor]:
-    """Returns the gradients."""
-    model.zero_grad()
-    F.mse_loss(forward(x), target).backward()
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+def _loss(compiled: Callable[[Tensor], Tensor], x: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(compiled(x), target)
