@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hosts import require
 from muster.bench.__main__ import main
-from muster.bench.graph import ALSO, OURS, THEIRS, gather_rows
+from muster.bench.graph import ALSO, OTHERS, OURS, THEIRS, gather_rows
 
 pytestmark = pytest.mark.usefixtures("built_programs")
 
@@ -48,13 +48,13 @@ def over_network(tmp_path: Path, *words: str) -> list[dict[str, Any]]:
 def test_layers_over_a_network_make_rows(tmp_path: Path) -> None:
     step, *_ = over_network(tmp_path, "--parts", "gather", "--side", "64", "--batch", "8")
     assert min(step["muster"], step["peer"], step["floor"], *step["also"].values()) > 0
-    assert set(step["also"]) == set(ALSO)
+    assert set(step["also"]) == set(OTHERS)
 
 
 # 8 MB and their headers take 64 ms; the layers alone take 64 ms, too. At best all but an eighth of that is hidden.
 @pytest.mark.parametrize(("overlapped", "shares"), [(64, [100, 0]), (100, [200, 0]), (128, None), (140, None)])
 def test_the_second_row_says_what_share_is_hidden(overlapped: float, shares: list[float] | None) -> None:
-    steps = dict.fromkeys(ALSO, 128.0) | {OURS: 72.0, THEIRS: 128.0, "bare": 64.0, "overlapped": float(overlapped)}
+    steps = dict.fromkeys(OTHERS, 128.0) | {OURS: 72.0, THEIRS: 128.0, "bare": 64.0, "overlapped": float(overlapped)}
     step, *hidden = gather_rows(steps, 16_000_000, f"{1514 / 1448}gbit")
     assert (step.muster, step.peer, step.floor) == pytest.approx((72.0, 128.0, max(72.0, overlapped)))
     assert [row.unit for row in hidden] == (["%"] if shares else [])
@@ -65,7 +65,7 @@ def test_the_second_row_says_what_share_is_hidden(overlapped: float, shares: lis
 def test_tensor_parallel_blocks_make_a_row(tmp_path: Path) -> None:
     (row,) = over_network(tmp_path, "--parts", "blocks", "--side", "64", "--batch", "8")
     assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
-    assert set(row["also"]) == set(ALSO)
+    assert set(row["also"]) == set(OTHERS)
 
 
 def test_compiling_makes_a_row(tmp_path: Path) -> None:

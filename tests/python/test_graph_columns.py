@@ -75,6 +75,34 @@ def test_a_product_stays_whole_where_messages_take_no_time(function: Callable[..
     assert [str(node.target) for node in module.graph.nodes] == before
 
 
+def narrow(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """Reading the rows takes most of the time, and each part reads all of them."""
+    parts = (x @ weights[:, :16]).split(1, 1)
+    return gathered(parts[0]).sum() + torch.cat(parts[1:], 1).sum()
+
+
+def test_a_narrow_product_stays_whole() -> None:
+    module, _ = traced(narrow)
+    slow_memory = Costs(1e12, 1e6, {"0": LinkCosts(1e-6, 1e5, RANKS)})
+    split_best(module.graph, slow_memory, 1e9)
+    assert len(products(module)) == 1
+
+
+@pytest.mark.parametrize("bytes_per_second", [1e12, 1e6])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_tasks_with_splits_are_those_of_the_graph_that_is_split(
+    function: Callable[..., Any], bytes_per_second: float
+) -> None:
+    graph = traced(function)[0].graph
+    rates = Costs(1e9, bytes_per_second, {"0": LinkCosts(1e-4, 1e7, RANKS)})
+    (columns,) = find_columns(graph)
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    expected = with_splits(tasks_of(graph, rates), places, rates, [columns])
+    split(graph, columns)
+    tasks = tasks_of(graph, rates)
+    assert timeline(tasks, order(tasks)).total == pytest.approx(timeline(expected, order(expected)).total, rel=0.01)
+
+
 def test_a_product_stays_whole_without_collectives() -> None:
     def local(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
         first, second = (x @ weights).chunk(2, -1)
@@ -84,18 +112,6 @@ def test_a_product_stays_whole_without_collectives() -> None:
     assert len(list(find_columns(module.graph))) == 1
     split_best(module.graph, costs(1e3), 1e9)
     assert len(products(module)) == 1
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_tasks_with_splits_are_those_of_the_graph_that_is_split(function: Callable[..., Any]) -> None:
-    graph = traced(function)[0].graph
-    rates = costs(1e7, 1e-4)
-    (columns,) = find_columns(graph)
-    places = {node: place for place, node in enumerate(graph.nodes)}
-    expected = with_splits(tasks_of(graph, rates), places, rates, [columns])
-    split(graph, columns)
-    tasks = tasks_of(graph, rates)
-    assert timeline(tasks, order(tasks)).total == pytest.approx(timeline(expected, order(expected)).total, rel=0.01)
 
 
 def halves(x: Tensor, weights: Tensor, bias: Tensor) -> list[Tensor]:
@@ -112,7 +128,11 @@ def some(x: Tensor, weights: Tensor, bias: Tensor) -> list[Tensor]:
     return [third * 2, first * 3, first.t() * 4]
 
 
-@pytest.mark.parametrize("function", [halves, thirds_with_bias, some])
+def with_one_bias(x: Tensor, weights: Tensor, bias: Tensor) -> list[Tensor]:
+    return [part * 2 for part in torch.addmm(bias[:1], x, weights).chunk(2, 1)]
+
+
+@pytest.mark.parametrize("function", [halves, thirds_with_bias, some, with_one_bias])
 def test_the_parts_of_a_product_keep_their_values(function: Callable[..., Any]) -> None:
     module, inputs = traced(function)
     (columns,) = find_columns(module.graph)
@@ -136,7 +156,16 @@ def used_as_a_whole(x: Tensor, weights: Tensor, bias: Tensor) -> list[Tensor]:
     return [product.sum(), *(part * 2 for part in product.chunk(2, -1))]
 
 
-@pytest.mark.parametrize("function", [rows, in_another_shape, used_as_a_whole])
+def strided(x: Tensor, weights: Tensor, bias: Tensor) -> list[Tensor]:
+    first, second = (x @ weights).chunk(2, 1)
+    return [first * 2, second.as_strided((2, 2), (6, 1)) * 2]
+
+
+def without_columns(x: Tensor, weights: Tensor, bias: Tensor) -> list[Tensor]:
+    return [part * 2 for part in (x @ weights[:, :0]).chunk(2, 1)]
+
+
+@pytest.mark.parametrize("function", [rows, in_another_shape, used_as_a_whole, strided, without_columns])
 def test_other_products_have_no_columns(function: Callable[..., Any]) -> None:
     assert not list(find_columns(traced(function)[0].graph))
 

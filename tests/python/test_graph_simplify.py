@@ -9,8 +9,10 @@ import pytest
 import torch
 from muster.graph._rewrite.simplify import simplify
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 CAT = torch.ops.aten.cat.default
 
@@ -66,6 +68,18 @@ def others(x: Tensor) -> Tensor:
     return torch.cat([(x * 2)[:2], (x * 3)[2:]]) + 1
 
 
+def as_integers(x: Tensor) -> Tensor:
+    return torch.cat((x * 2).view(torch.int32).split(2)) + 1
+
+
+def as_real_numbers(x: Tensor) -> Tensor:
+    return torch.cat(torch.view_as_real(torch.complex(x, x)).view(-1)[:24].split(12)) + 1
+
+
+def strided(x: Tensor) -> Tensor:
+    return torch.cat((x * 2).split(2)).as_strided((2, 2), (6, 1)) + 1
+
+
 def of_an_input(x: Tensor) -> Tensor:
     return torch.cat(x.split(2))
 
@@ -73,6 +87,12 @@ def of_an_input(x: Tensor) -> Tensor:
 def beside_the_whole(x: Tensor) -> tuple[Tensor, Tensor]:
     doubled = x * 2
     return torch.cat(doubled.split(2)), doubled.view(-1)
+
+
+def beside_an_input_that_is_written(x: Tensor) -> Tensor:
+    doubled = x * 2
+    x.copy_(doubled)
+    return torch.cat(doubled.split(2))
 
 
 def traced(function: Callable[..., Any]) -> tuple[GraphModule, Any]:
@@ -95,7 +115,9 @@ def test_parts_that_are_joined_again_are_a_view(function: Callable[..., Any]) ->
     torch.testing.assert_close(module(x), function(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("function", [swapped, columns, below_each_other, transposed, some, others])
+@pytest.mark.parametrize(
+    "function", [swapped, columns, below_each_other, transposed, some, others, as_integers, as_real_numbers, strided]
+)
 def test_other_tensors_are_still_joined(function: Callable[..., Any]) -> None:
     module, x = traced(function)
     simplify(module.graph)
@@ -104,7 +126,7 @@ def test_other_tensors_are_still_joined(function: Callable[..., Any]) -> None:
     torch.testing.assert_close(module(x), function(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("function", [of_an_input, beside_the_whole])
+@pytest.mark.parametrize("function", [of_an_input, beside_the_whole, beside_an_input_that_is_written])
 def test_a_result_shares_no_memory_with_an_input_or_another_result(function: Callable[..., Any]) -> None:
     module, _ = traced(function)
     simplify(module.graph)
@@ -117,6 +139,28 @@ def test_shapes_that_are_not_known_are_left_alone() -> None:
     assert cats(module.graph) == 1
 
 
+def test_a_place_that_only_the_run_tells_is_left_alone() -> None:
+    def rows_of_an_index(x: Tensor, index: Tensor) -> Tensor:
+        place: Any = index.item()
+        row = (x * 2).narrow(0, place, 1)
+        return torch.cat([row, row]) + 1
+
+    shapes = ShapeEnv(allow_scalar_outputs=True)
+    with FakeTensorMode(shape_env=shapes) as mode:
+        inputs = mode.from_tensor(torch.ones(4, 6)), mode.from_tensor(torch.tensor(1))
+        graph = make_fx(rows_of_an_index)(*inputs).graph
+    simplify(graph)
+    assert cats(graph) == 1
+
+
+def test_keywords_are_left_alone() -> None:
+    module, _ = traced(halves)
+    (cat,) = (node for node in module.graph.nodes if node.target is CAT)
+    cat.kwargs = {"dim": 1}
+    simplify(module.graph)
+    assert cats(module.graph) == 1
+
+
 def test_calls_with_gradients_become_plain_ones() -> None:
     calls = torch.ops._c10d_functional_autograd
 
@@ -125,7 +169,7 @@ def test_calls_with_gradients_become_plain_ones() -> None:
         exchanged = torch.ops._c10d_functional.wait_tensor(calls.all_to_all_single(gathered, [4, 4], [4, 4], "0"))
         return torch.ops._c10d_functional.wait_tensor(calls.reduce_scatter_tensor(exchanged, "sum", 2, "0"))
 
-    with torch._subclasses.fake_tensor.FakeTensorMode():
+    with FakeTensorMode():
         graph = make_fx(forward, pre_dispatch=True)(torch.ones(4, 6)).graph
     before = [str(node.target) for node in graph.nodes]
     assert sum("autograd" in target for target in before) == 3

@@ -23,7 +23,8 @@ PEERS: tuple[str, ...] = ("gloo",)
 # A compiler, and a backend of torch.distributed. inductor: its default order; passes: torch's reorder and sink passes.
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
-ALSO = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo", "whole")
+OTHERS = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
+ALSO = (*OTHERS, "whole")
 PARTS = ("small", "calls", "norms", "perceptron", "decoder", "gather", "blocks", "compile", "ddp", "layouts")
 _WITH_SIDES = "gather, blocks, compile and ddp"  # which, like layouts, are over a network
 # Of part layouts: a kind of model, and how it is split among the ranks.
@@ -99,7 +100,7 @@ def _result(
     arguments: argparse.Namespace, setups: list[RankSetup], options: dict[str, Any], module: str
 ) -> dict[str, Any]:
     rounds = 3 if arguments.quick else 15
-    options = {"variants": [OURS, THEIRS, *ALSO, "bare"], "rounds": rounds, "timeout": arguments.timeout, **options}
+    options = {"variants": [OURS, THEIRS, *OTHERS, "bare"], "rounds": rounds, "timeout": arguments.timeout, **options}
     (result,) = run_ranks(module, setups, options, arguments.timeout)
     return result
 

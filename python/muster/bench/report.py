@@ -94,7 +94,7 @@ _ALSO = {
     "collectives": ("shared", "direct"),
     "mpi": ("openmpi", "mpich", "shared", "unrecorded"),
     "ddp": ("stock", "DP", "torch DP"),
-    "graph": ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo"),
+    "graph": ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo", "whole"),
     "processes": ("forkserver",),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from muster.graph._rewrite.nodes import call, sort
+from muster.graph._rewrite.nodes import call, is_strided, sort
 
 _c10d = torch.ops._c10d_functional
 _WAIT = _c10d.wait_tensor.default
@@ -72,15 +72,7 @@ def _may_merge(node: Node) -> bool:
     if not all(isinstance(length, int) for length in tensor.shape) or [user.target for user in node.users] != [_WAIT]:
         return False
     (wait,) = node.users
-    return not _is_strided(wait)
-
-
-def _is_strided(node: Node) -> bool:
-    """True if as_strided() takes a view of it, which would begin where the bucket begins."""
-    return any(
-        "as_strided" in str(user.target) or (getattr(user.target, "is_view", False) and _is_strided(user))
-        for user in node.users
-    )
+    return not is_strided(wait)
 
 
 def _needs(node: Node, bucket: _Bucket, bucket_of: dict[Node, _Bucket]) -> bool:

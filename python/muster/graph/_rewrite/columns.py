@@ -15,10 +15,10 @@ import torch
 from torch.fx import Graph, Node
 
 from muster.graph._plan.costs import Costs
-from muster.graph._plan.graph_tasks import compute_seconds, planned_seconds, tasks_of
+from muster.graph._plan.graph_tasks import bytes_of, flops_of, planned_seconds, tasks_of
 from muster.graph._plan.schedule import Kind, Task
-from muster.graph._rewrite.chunks import VIEWS, is_product, is_static, rows_of, weights_and_bias
-from muster.graph._rewrite.nodes import call
+from muster.graph._rewrite.chunks import VIEWS, is_product, is_static, others_of, rows_of, weights_and_bias
+from muster.graph._rewrite.nodes import call, is_strided
 
 _aten = torch.ops.aten
 _SPLITS = _aten.split.Tensor, _aten.split_with_sizes.default
@@ -58,12 +58,12 @@ def find_columns(graph: Graph) -> Iterable[Columns]:
         if node.target not in _SPLITS or any(user.target is not operator.getitem for user in node.users):
             continue
         whole: Any = node.args[0]
-        dim = node.args[2] if len(node.args) > 2 else 0
-        if dim not in (-1, whole.meta["val"].ndim - 1):
+        if not is_static(whole, *node.users) or node.args[2:] not in ((-1,), (whole.meta["val"].ndim - 1,)):
             continue
-        while whole.target in VIEWS and len(whole.users) == 1 and _width(whole) == _width(whole.args[0]):
+        while whole.target in VIEWS and len(whole.users) == 1 and _is_as_wide(whole, whole.args[0]):
             whole = whole.args[0]
-        if is_product(whole) and len(whole.users) == 1 and len(node.users) > 1 and is_static(*node.users):
+        is_apart = len(whole.users) == 1 and len(node.users) > 1 and not any(map(is_strided, node.users))
+        if is_product(whole) and is_apart and _width(whole) > 0:
             yield Columns(whole, tuple(node.users))
 
 
@@ -71,29 +71,32 @@ def with_splits(tasks: list[Task], places: dict[Node, int], costs: Costs, all_co
     """The tasks that the graph has after split(). The product stays, and takes no time."""
     result = list(tasks)
     for columns in all_columns:
-        product, rows = columns.product, places[rows_of(columns.product)]
-        whole = compute_seconds(product, costs)
-        result[places[product]] = Task(Kind.COMPUTE, 0.0, result[places[product]].needs)
+        product = columns.product
+        needs = result[places[product]].needs
+        result[places[product]] = Task(Kind.COMPUTE, 0.0, needs)
         for part in columns.parts:
-            needs = result[places[product]].needs | {rows}
-            result[places[part]] = Task(Kind.COMPUTE, whole * _width(part) / _width(product), needs)
+            share = _width(part) / _width(product)
+            # Each part reads all rows.
+            read = bytes_of(rows_of(product)) + share * bytes_of(others_of(product))
+            seconds = costs.compute_seconds(share * (flops_of(product) or 0.0), read)
+            result[places[part]] = Task(Kind.COMPUTE, seconds, needs)
     return result
 
 
 def split(graph: Graph, columns: Columns) -> None:
     """One product for each part, in place."""
-    product, weights_bias = columns.product, weights_and_bias(columns.product)
+    product = columns.product
+    product_weights, bias = weights_and_bias(product)
     (source,) = {item.all_input_nodes[0] for item in columns.parts}
     widths = [value.shape[-1] for value in source.meta["val"]]
     for part in columns.parts:
         index: Any = part.args[1]
         begin = sum(widths[:index])
         with graph.inserting_before(product):
-            weights, bias = (
-                each and call(graph, _aten.slice.Tensor, each, dim, begin, begin + widths[index])
-                for each, dim in zip(weights_bias, (1, 0), strict=True)
-            )
-            biases = () if bias is None else (bias,)
+            weights = _slice(graph, product_weights, 1, begin, widths[index])
+            biases = []
+            if bias is not None:  # its one number may be for all columns
+                biases = [bias if _width(bias) == 1 else _slice(graph, bias, 0, begin, widths[index])]
             own = call(graph, product.target, *biases, rows_of(product), weights)
             view = call(graph, _aten.reshape.default, own, tuple(part.meta["val"].shape))
         part.replace_all_uses_with(view)
@@ -102,6 +105,14 @@ def split(graph: Graph, columns: Columns) -> None:
         view, source = source, source.all_input_nodes[0]
         graph.erase_node(view)
     graph.erase_node(product)
+
+
+def _slice(graph: Graph, node: Node, dim: int, begin: int, length: int) -> Node:
+    return call(graph, _aten.slice.Tensor, node, dim, begin, begin + length)
+
+
+def _is_as_wide(node: Node, other: Node) -> bool:
+    return is_static(other) and _width(node) == _width(other)
 
 
 def _width(node: Node) -> int:

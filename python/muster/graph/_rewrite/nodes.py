@@ -28,6 +28,18 @@ def call(graph: Graph, target: Any, *arguments: Any, like: Any = None) -> Node:
     return node
 
 
+def is_view(node: Node) -> bool:
+    """True also for a list of views, and for an item of one."""
+    if node.target is operator.getitem:
+        return is_view(node.all_input_nodes[0])
+    return node.target is torch.ops.aten._unsafe_view.default or bool(getattr(node.target, "is_view", False))
+
+
+def is_strided(node: Node) -> bool:
+    """True if as_strided() takes a view of it: its numbers are for the memory that the node has now."""
+    return any("as_strided" in str(user.target) or (is_view(user) and is_strided(user)) for user in node.users)
+
+
 def sort(graph: Graph) -> None:
     """Moves each node behind what it needs. All others keep their order."""
     from torch._inductor.pattern_matcher import stable_topological_sort

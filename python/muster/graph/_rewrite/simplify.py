@@ -6,13 +6,12 @@ of tensors split a tensor and join its parts again.
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from muster.graph._rewrite.nodes import call
+from muster.graph._rewrite.nodes import call, is_strided, is_view
 
 _WITH_GRADIENTS = "_c10d_functional_autograd"
 _CAT = torch.ops.aten.cat.default
@@ -31,43 +30,48 @@ def simplify(graph: Graph) -> None:
 
 
 def _whole_of(cat: Node) -> Node | None:
-    """The tensor whose parts `cat` joins again, if all of them are there, and in order.
-
-    A result of the graph must not share memory with another result, or with an input.
-    """
+    """The tensor whose parts `cat` joins again, if all of them are there, and in order."""
     parts: Any = cat.args[0]
-    wholes = {_source_of(part) for part in parts}
-    whole, *others = wholes
-    if cat.args[1:] not in ((), (0,)) or others or whole.op != "call_function" or _is_result(whole):
+    whole, *others = {_source_of(part) for part in parts}
+    if cat.args[1:] not in ((), (0,)) or cat.kwargs or others or whole.op != "call_function":
         return None
     value = whole.meta["val"]
-    values = [value, *(part.meta["val"] for part in parts)]
-    if any(not isinstance(length, int) for each in values for length in each.shape):
+    values: list[torch.Tensor] = [part.meta["val"] for part in parts]
+    if not all(_has_known_place(each) and _has_kind_of(each, value) for each in (value, *values, cat.meta["val"])):
         return None
     place = value.storage_offset()
-    for part in values[1:]:
-        if not part.is_contiguous() or part.storage_offset() != place:
+    for part in values:
+        if part.storage_offset() != place:
             return None
         place += part.numel()
-    return whole if value.is_contiguous() and place == value.storage_offset() + value.numel() else None
+    if place != value.storage_offset() + value.numel() or is_strided(cat) or _escapes(whole):
+        return None
+    return whole
+
+
+def _has_known_place(value: torch.Tensor) -> bool:
+    numbers = (*value.shape, value.storage_offset())
+    return all(isinstance(number, int) for number in numbers) and value.is_contiguous()
+
+
+def _has_kind_of(value: torch.Tensor, other: torch.Tensor) -> bool:
+    """False if a view shows the memory of the other tensor as other numbers."""
+    return (value.dtype, value.is_conj(), value.is_neg()) == (other.dtype, other.is_conj(), other.is_neg())
 
 
 def _source_of(node: Node) -> Node:
-    while _is_view(node):
+    while is_view(node):
         node = node.all_input_nodes[0]
     return node
 
 
-def _is_view(node: Node) -> bool:
-    """True also for a list of views, and for an item of one."""
-    if node.target is operator.getitem:
-        return _is_view(node.all_input_nodes[0])
-    return bool(getattr(node.target, "is_view", False))
+def _escapes(node: Node) -> bool:
+    """True if the node's memory is a result of the graph, or is copied to an input: no other result may share it."""
+    return any(user.op == "output" or _writes(user) or (is_view(user) and _escapes(user)) for user in node.users)
 
 
-def _is_result(node: Node) -> bool:
-    """True if the graph returns the node's memory."""
-    return any(user.op == "output" or (_is_view(user) and _is_result(user)) for user in node.users)
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _erase(graph: Graph, node: Node) -> None:
@@ -75,5 +79,5 @@ def _erase(graph: Graph, node: Node) -> None:
     inputs = node.all_input_nodes
     graph.erase_node(node)  # which clears its inputs
     for each in inputs:
-        if not each.users and _is_view(each):
+        if not each.users and is_view(each):
             _erase(graph, each)
