@@ -39,9 +39,9 @@ struct Operation {
   /// For all_reduce, if its memory is copied from and to a device while the operation runs. Must live until it ends.
   Staging* staging = nullptr;
 
-  /// For code that does not read the input from its beginning to its end.
-  Result<> wait_for_input(const Deadline& deadline) const {
-    return staging != nullptr ? staging->wait_for_input(input.bytes(), deadline) : Result<>{};
+  /// Waits until the input is there, up to byte `end`.
+  Result<> wait_for_input(size_t end, const Deadline& deadline) const {
+    return staging != nullptr ? staging->wait_for_input(end, deadline) : Result<>{};
   }
 
   /// The call that ranks compare and errors name.

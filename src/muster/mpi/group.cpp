@@ -142,7 +142,7 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
     const Watchdog::Guard guard(watchdog_, timeout, describe);
     const double factor = input_factor(operation, spec_.size);
     Bytes copy;
-    MUSTER_TRY(operation.wait_for_input(Deadline::after(timeout)));
+    MUSTER_TRY(operation.wait_for_input(operation.input.bytes(), Deadline::after(timeout)));
     const Result<> done =
         factor == 1 ? run_on_mpi(operation) : run_on_mpi(scale_input(operation, factor, spec_.rank, copy));
     if (!done) {

@@ -73,14 +73,13 @@ NativeHook::NativeHook(HookGroups groups) : CppCommHookInterface(std::move(group
 }
 
 HookFuture NativeHook::runHook(c10d::GradBucket& bucket) {
-  check_argument(!bucket.getBuffer().is_sparse(), "communication hook",
+  at::Tensor buffer = bucket.getBuffer();
+  check_argument(!buffer.is_sparse(), "communication hook",
                  "muster's hooks take dense gradients: register no hook for a model with sparse ones");
-  if (!bucket.getBuffer().device().is_cpu()) {
-    // Waits for the kernels that fill the bucket.
-    at::Tensor on_host = host_buffer(bucket.getBuffer()).copy_(bucket.getBuffer());
-    bucket.setBuffer(on_host);
+  if (!buffer.device().is_cpu()) {
+    buffer = host_buffer(buffer).copy_(buffer);  // waits for the kernels that fill the bucket
+    bucket.setBuffer(buffer);
   }
-  const at::Tensor& buffer = bucket.getBuffer();
   if (size() > 1 && buffer.scalar_type() == at::kFloat && buffer.numel() > 0) {
     value_or_throw(view_of(buffer));
     return reduce(bucket);

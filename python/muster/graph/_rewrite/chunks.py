@@ -197,7 +197,7 @@ def _cut_reduction(graph: Graph, chain: Chain, count: int) -> None:
         chain.wait.replace_all_uses_with(result)
 
 
-def _start(graph: Graph, chain: Chain, target: Any, *arguments: Any, like: Any = None) -> Node:
+def _start(graph: Graph, chain: Chain, target: Any, *arguments: Any, like: Any) -> Node:
     start = call(graph, target, *arguments, like=like)
     start.meta["stack_trace"] = chain.start.meta.get("stack_trace")
     return start

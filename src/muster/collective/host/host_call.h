@@ -35,9 +35,7 @@ struct HostCall {
   /// Bytes of a chunk, for blocks of up to `largest` bytes; not zero.
   size_t chunk_of(size_t largest) const { return muster::chunk_of(largest, comm.slot_bytes(), element); }
 
-  Result<> wait_for_input(size_t end) const {
-    return operation.staging != nullptr ? operation.staging->wait_for_input(end, deadline) : Result<>{};
-  }
+  Result<> wait_for_input(size_t end) const { return operation.wait_for_input(end, deadline); }
   Result<> output_is_complete(size_t end) const {
     return operation.staging != nullptr ? operation.staging->output_is_complete(end) : Result<>{};
   }

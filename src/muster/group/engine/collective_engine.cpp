@@ -95,7 +95,7 @@ Result<> CollectiveEngine::compare_calls(const Operation& operation, const Deadl
 Result<> CollectiveEngine::dispatch(const Operation& operation, const Deadline& deadline) {
   if (detector_.interrupted()) return tl::unexpected(*detector_.interruption());
   if (comm_ && !hierarchy_ && spec_.size > 1) return run_on_host_comm(operation, deadline);
-  MUSTER_TRY(operation.wait_for_input(deadline));
+  MUSTER_TRY(operation.wait_for_input(operation.input.bytes(), deadline));
   if (spec_.size > 1) return run_over_links(operation, deadline);
   copy_to_output(operation);
   return {};
