@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 REQUIREMENTS = ROOT / "tools/requirements.txt"
 DOCS_REQUIREMENTS = ROOT / "tools/requirements_docs.txt"
+MPI_REQUIREMENTS = ROOT / "tools/requirements_mpi.txt"
+OPEN_MPI_5 = VENV / "open_mpi_5"  # apart, because its mpirun would hide the distribution's
 STAMP = VENV / "muster-requirements.sha256"  # the hash of the installed requirements
 TORCH = "2.13.0"  # without an argument
 # As in pyproject.toml.
@@ -208,13 +210,16 @@ def install_python_packages(torch: str) -> None:
     if installed_version("torch") != torch:
         run([*pip, f"torch=={torch}"], f"pip install torch=={torch}")
     install_requirements(REQUIREMENTS, STAMP)
+    # --ignore-installed: .venv itself may have it, too, for tests of frameworks.
+    options = "--ignore-installed", "--prefix", str(OPEN_MPI_5)
+    install_requirements(MPI_REQUIREMENTS, OPEN_MPI_5 / "requirements.sha256", *options)
 
 
-def install_requirements(requirements: Path, stamp: Path) -> None:
+def install_requirements(requirements: Path, stamp: Path, *options: str) -> None:
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != digest:
         pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, "-r", str(requirements)], f"pip install -r {os.path.relpath(requirements, ROOT)}")
+        run([*pip, *options, "-r", str(requirements)], f"pip install -r {os.path.relpath(requirements, ROOT)}")
         stamp.write_text(digest)
 
 

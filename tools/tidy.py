@@ -41,7 +41,7 @@ LAYERS = {
     "rpc": ["flight", "store"],
     "steps": ["group"],
     "launch": ["store"],
-    "cli": ["launch", "group", "rpc"],
+    "cli": ["launch", "mpi", "rpc"],
     "torch": ["group", "nccl", "rpc", "steps", "store"],
 }
 # A header at the top of a layer's folder is public. A header in a subfolder is private unless it is listed here.

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +24,11 @@ class Launcher:
         return self.name
 
 
+_OPEN_MPI_5 = Path(sys.prefix) / "open_mpi_5"
 OPEN_MPI = Launcher("open_mpi", ("mpirun.openmpi", "orterun"), "libmpi.so.40")
 MPICH = Launcher("mpich", ("mpirun.mpich", "mpiexec.hydra"), "libmpich.so.12")
-LAUNCHERS = OPEN_MPI, MPICH
+OPEN_MPI_5 = Launcher("open_mpi_5", (f"{_OPEN_MPI_5}/bin/mpirun",), f"{_OPEN_MPI_5}/lib/libmpi.so.40")
+LAUNCHERS = OPEN_MPI, OPEN_MPI_5, MPICH
 
 
 @pytest.fixture(params=LAUNCHERS, ids=str)
@@ -49,7 +52,9 @@ def run_program(
     """`arguments`: those of the Python interpreter."""
     variables = {
         **os.environ,
+        **({"MUSTER_MPI_LIBRARY": launcher.library} if launcher is OPEN_MPI_5 else {}),
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # Open MPI 5
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMP_NUM_THREADS": "1",

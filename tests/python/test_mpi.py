@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hosts import run_on, two_hosts
-from mpi_launchers import MPICH, OPEN_MPI, TIMEOUT, Launcher, command_of, launcher, run_program
+from mpi_launchers import MPICH, OPEN_MPI, OPEN_MPI_5, TIMEOUT, Launcher, command_of, launcher, run_program
 
 __all__ = ["launcher"]  # a fixture
 PROGRAM = Path(__file__).with_name("mpi_program.py")
@@ -71,18 +71,32 @@ def test_a_missing_library_is_named(launcher: Launcher) -> None:
     assert "MUSTER_MPI_LIBRARY: /missing/libmpi.so: cannot open shared object file" in output_of(done)
 
 
-def run_by_muster(*arguments: str, library: str = MPICH.library, **env: str) -> subprocess.CompletedProcess[str]:
-    if command_of(MPICH) is None:
-        pytest.skip("MPICH is not installed")
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MUSTER_MPI_LIBRARY": library, **env}
+def run_by_muster(launcher: Launcher, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "MUSTER_MPI_LIBRARY": launcher.library, **env}
     command = ["muster", "run", "--nproc-per-node", "3", *arguments]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=TIMEOUT)
 
 
-def test_muster_run_starts_ranks_of_mpich(built_programs: Path) -> None:
-    done = run_by_muster(str(PROGRAM), "everything")
+def remains(temporary: Path) -> list[Path]:
+    """What MPI has left there."""
+    return [each for each in temporary.iterdir() if not each.name.startswith("torchinductor")]
+
+
+def segments() -> set[Path]:
+    """Open MPI's shared memory, of all jobs."""
+    return {each for kind in ("sm", "vader") for each in Path("/dev/shm").glob(f"{kind}_segment.*")}
+
+
+def test_muster_run_starts_ranks(built_programs: Path, launcher: Launcher, tmp_path: Path) -> None:
+    before = segments()
+    # Ranks of one host must find each other's shared memory.
+    shared_memory = {OPEN_MPI: {"OMPI_MCA_btl": "self,vader"}, OPEN_MPI_5: {"OMPI_MCA_btl": "self,sm"}}
+    env = {"TMPDIR": str(tmp_path), **shared_memory.get(launcher, {})}
+    done = run_by_muster(launcher, str(PROGRAM), "everything", **env)
     assert done.returncode == 0, output_of(done)
     assert sorted(re.findall(r"rank (\d) of \d is done", done.stdout)) == ["0", "1", "2"]
+    assert not remains(tmp_path)
+    assert segments() <= before
 
 
 RESTARTS = """
@@ -98,12 +112,16 @@ dist.destroy_process_group()
 """
 
 
-def test_muster_run_restarts_ranks_of_mpich(built_programs: Path, tmp_path: Path) -> None:
-    script = tmp_path / "restarts.py"
+def test_muster_run_restarts_ranks(built_programs: Path, launcher: Launcher, tmp_path: Path) -> None:
+    script, temporary = tmp_path / "restarts.py", tmp_path / "temporary"
     script.write_text(RESTARTS)
-    done = run_by_muster("--max-restarts", "1", str(script))
+    temporary.mkdir()
+    before = segments()
+    done = run_by_muster(launcher, "--max-restarts", "1", str(script), TMPDIR=str(temporary))
     assert done.returncode == 0, output_of(done)
     assert done.stdout.count("sum 3.0") == 3, output_of(done)
+    assert not remains(temporary)
+    assert segments() <= before
 
 
 ABSENT = """
@@ -114,22 +132,50 @@ dist.init_process_group("muster-mpi")
 """
 
 
-def test_a_rank_that_does_not_come_ends_the_start_of_mpi(built_programs: Path, tmp_path: Path) -> None:
+def test_a_rank_that_does_not_come_ends_the_start_of_mpi(
+    built_programs: Path, launcher: Launcher, tmp_path: Path
+) -> None:
     script = tmp_path / "absent.py"
     script.write_text(ABSENT)
-    done = run_by_muster(str(script), MUSTER_TIMEOUT="3")
+    done = run_by_muster(launcher, str(script), MUSTER_TIMEOUT="3")
     assert done.returncode != 0
-    assert re.search(r"rank [01] of 3 cannot go on with MPI: .*rank 2 has not begun to start MPI", output_of(done)), (
-        output_of(done)
-    )
+    assert '"rank/2" did not come in time while MPI started' in output_of(done), output_of(done)
 
 
-def test_muster_run_refuses_open_mpi(built_programs: Path) -> None:
-    if command_of(OPEN_MPI) is None:
-        pytest.skip("Open MPI is not installed")
-    done = run_by_muster(str(PROGRAM), "everything", library=OPEN_MPI.library)
+STOPS = """
+import datetime, os, signal, sys, muster._C, torch.distributed as dist
+if os.environ["RANK"] == "2":
+    store = muster._C.store_from_environment(datetime.timedelta(seconds=10))
+    store.set("muster/mpi/rank/2", f"{os.getpid()} elsewhere another-host")
+    store.get("muster/mpi/rank/1")
+    if sys.argv[1] == "fails":
+        sys.exit("rank 2 has failed")
+    signal.pause()
+dist.init_process_group("muster-mpi")
+"""
+
+
+def test_a_rank_that_stops_before_mpi_has_started_ends_the_start(
+    built_programs: Path, launcher: Launcher, tmp_path: Path
+) -> None:
+    script = tmp_path / "stops.py"
+    script.write_text(STOPS)
+    done = run_by_muster(launcher, str(script), "stops", MUSTER_TIMEOUT="3")
     assert done.returncode != 0
-    assert "can start ranks of MPICH and of libraries with its ABI, but not of Open MPI" in output_of(done)
+    absent = "barrier" if launcher is MPICH else '"fence/0/elsewhere" did not come in time'
+    assert re.search(f"cannot go on with MPI: .*{absent}", output_of(done)), output_of(done)
+
+
+def test_a_rank_that_fails_before_mpi_has_started_ends_the_job(
+    built_programs: Path, launcher: Launcher, tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(STOPS)
+    # A process that stays would keep the job until the test's timeout.
+    done = run_by_muster(launcher, "--shutdown-timeout", str(2 * TIMEOUT), str(script), "fails")
+    assert done.returncode != 0
+    assert "rank 2 has failed" in output_of(done)
+    assert "left behind" not in output_of(done)
 
 
 TWO_HOSTS = """
@@ -143,12 +189,12 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_muster_run_starts_ranks_of_mpich_on_two_hosts(
-    release_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_muster_run_starts_ranks_on_two_hosts(
+    release_build: Path, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "two_hosts.py"
     script.write_text(TWO_HOSTS)
-    monkeypatch.setenv("MUSTER_MPI_LIBRARY", MPICH.library)
+    monkeypatch.setenv("MUSTER_MPI_LIBRARY", launcher.library)
     with two_hosts() as hosts:
         (status, output), (other, other_output) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
     assert (status, other) == (0, 0), output + other_output

@@ -37,6 +37,9 @@ int explain_command(const std::string& own_path, const std::vector<std::string>&
 /// for the groups that are formed later. 1 if this is not possible.
 int tune_command(const std::string& own_path, const std::vector<std::string>& args);
 
+/// `muster pmix-server LIBRARY SECONDS`, which help does not list: muster starts it for ranks of Open MPI.
+int pmix_server_command(const std::string& own_path, const std::vector<std::string>& args);
+
 /// Replaces this process by a Python that runs `module`, as `python -m` does. Returns only if that is not possible,
 /// with the exit status for `muster`; the error is printed.
 int run_module(const char* module, const std::string& own_path, const std::vector<std::string>& args);

@@ -12,6 +12,7 @@
 #include "muster/launch/failure.h"
 #include "muster/launch/options/command_line.h"
 #include "muster/launch/options/options.h"
+#include "muster/mpi/pmix_server.h"
 
 namespace muster {
 namespace {
@@ -121,6 +122,7 @@ int dispatch(const std::string& own_path, const Args& args) {
   if (name == "--help" || name == "-h" || name == "help") return help(own_path, rest);
   for (const auto& command : kCommands)
     if (name == command.name) return command.run(own_path, rest);
+  if (name == mpi::kPmixServerCommand) return pmix_server_command(own_path, rest);
   return unknown_command(args);
 }
 

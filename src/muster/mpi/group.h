@@ -16,9 +16,8 @@ struct Position {
 };
 
 /// Initializes MPI if the program has not done so, with the ranks of `muster run` if that has started it
-/// (pmi_server.h).
-/// Open MPI 4 and 5, MPICH 4 and libraries with the ABI of MPI 5 are loaded at run time. Errors: as World::get() in
-/// mpi/world.h has them.
+/// (pmi_server.h, pmix_server.h). Open MPI 4 and 5, MPICH 4 and libraries with the ABI of MPI 5 are loaded at run time.
+/// Errors: as World::get() in mpi/world.h has them.
 Result<Position> position();
 
 /// Forms a group over MPI of these ranks of MPI_COMM_WORLD, which become ranks 0, 1, ... in that order. All of them

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "muster/mpi/environment.h"
-#include "muster/mpi/pmi_server.h"
+#include "muster/mpi/job_ranks.h"
 
 namespace muster::mpi {
 namespace {

@@ -6,13 +6,17 @@
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "muster/base/log.h"
 #include "muster/group/group.h"
 #include "muster/mpi/datatypes.h"
+#include "muster/mpi/job_ranks.h"
 #include "muster/mpi/pmi_server.h"
+#include "muster/mpi/pmix_launcher.h"
 #include "muster/mpi/watchdog.h"
 
 namespace muster::mpi {
@@ -72,24 +76,25 @@ Result<> check_threads(const Library& mpi, int provided, bool initialized) {
                                                                : "use a build that supports threads"));
 }
 
-/// MPI_Init_thread(), with the ranks of `muster run` if that has started this process.
+/// Lets MPI find the ranks of `muster run`. Returns the variables that were set for it.
+Result<std::vector<std::string>> serve_ranks(const Library& mpi) {
+  MUSTER_ASSIGN(const GroupOptions options, group_options_from_environment());
+  MUSTER_ASSIGN(JobRanks ranks, meet_ranks(options.timeout));
+  if (mpi.version().find("Open MPI") != std::string::npos) return serve_pmix(ranks, options.timeout);
+  MUSTER_TRY(serve_pmi(std::move(ranks), options.timeout));
+  return std::vector<std::string>{"PMI_FD", "PMI_RANK", "PMI_SIZE"};
+}
+
 Result<int> initialize(const Library& mpi) {
-  const bool serves = started_by_muster();
-  if (serves) {
-    if (mpi.version().find("Open MPI") != std::string::npos) {
-      return fail(ErrorCode::kUnsupported,
-                  fmt::format("`muster run` can start ranks of MPICH and of libraries with its ABI, but not of {}: "
-                              "start them with mpirun, or set MUSTER_MPI_LIBRARY to another library",
-                              mpi.version()));
-    }
-    MUSTER_ASSIGN(const GroupOptions options, group_options_from_environment());
-    MUSTER_TRY(serve_pmi(options.timeout));
+  std::vector<std::string> variables;
+  if (started_by_muster()) {
+    MUSTER_ASSIGN(variables, serve_ranks(mpi));
   }
   int provided = 0;
-  MUSTER_TRY(mpi.check(mpi.Init_thread(nullptr, nullptr, mpi.thread_multiple, &provided), "MPI_Init_thread"));
-  if (serves) {  // of no use to programs that this process starts
-    for (const char* variable : {"PMI_FD", "PMI_RANK", "PMI_SIZE"}) unsetenv(variable);
-  }
+  const int code = mpi.Init_thread(nullptr, nullptr, mpi.thread_multiple, &provided);
+  for (const std::string& variable : variables)
+    unsetenv(variable.c_str());  // of no use to programs that this one starts
+  MUSTER_TRY(mpi.check(code, "MPI_Init_thread"));
   return provided;
 }
 

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include "muster/io/address.h"
 #include "muster/launch/options/option_values.h"
@@ -44,6 +46,7 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
   const HostPort proxy{"127.0.0.1", job.torch_port};
   const bool reachable = options.reachable_master_addr && options.nnodes_max > 1;
   const HostPort master = reachable ? HostPort{job.node0_addr, master_port(options)} : proxy;
+  std::error_code ignored;
   const Environment fixed = {
       {"LOCAL_RANK", std::to_string(options.virtual_local_rank ? 0 : local_rank)},
       {"RANK", rank},
@@ -65,6 +68,7 @@ Environment worker_environment(const RunOptions& options, const JobEnvironment& 
       {"MUSTER_GENERATION", std::to_string(job.generation)},
       {"MUSTER_RUN_ID", options.run_id},
       {"MUSTER_NODE0_ADDR", job.node0_addr},
+      {"MUSTER_BIN", std::filesystem::read_symlink("/proc/self/exe", ignored)},
   };
   // Of a launcher of MPI that has started this node's agent: a worker is none of its ranks.
   std::erase_if(base, [](const auto& variable) {

@@ -1,0 +1,76 @@
+#include "muster/mpi/job_ranks.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <string_view>
+#include <utility>
+
+#include "muster/base/host_name.h"
+#include "muster/io/host_identity.h"
+#include "muster/mpi/environment.h"
+#include "muster/store/job_store.h"
+
+namespace muster::mpi {
+namespace {
+
+constexpr Duration kCheckTime = 1s;
+
+Key key_of(int rank) { return fmt::format("rank/{}", rank); }
+
+/// "PID host-name host"
+JobRank rank_from(std::string_view text) {
+  JobRank rank;
+  const size_t name = text.find(' ') + 1, host = text.find(' ', name) + 1;
+  std::from_chars(text.data(), text.data() + text.size(), rank.pid);
+  rank.host_name = text.substr(name, host - name - 1);
+  rank.host = text.substr(host);
+  return rank;
+}
+
+}  // namespace
+
+bool started_by_muster() {
+  const auto is_set = [](const char* variable) { return !environment(variable).empty(); };
+  constexpr std::array kMuster = {"MUSTER_STORE", "RANK", "WORLD_SIZE"};
+  constexpr std::array kLaunchers = {"OMPI_COMM_WORLD_SIZE", "PMI_FD", "PMI_PORT", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"};
+  return std::ranges::all_of(kMuster, is_set) && std::ranges::none_of(kLaunchers, is_set) &&
+         environment("WORLD_SIZE") != "1";
+}
+
+Result<JobRanks> find_ranks(Duration timeout) {
+  JobRanks ranks;
+  MUSTER_ASSIGN(ranks.own, job_number("RANK"));
+  MUSTER_ASSIGN(const int size, job_number("WORLD_SIZE"));
+  MUSTER_ASSIGN(auto opened, store_from_environment(Deadline::after(timeout)));
+  ranks.store = prefix_store("muster/mpi", std::move(opened));
+  std::vector<Key> keys;
+  for (int rank = 0; rank < size; ++rank) keys.push_back(key_of(rank));
+  MUSTER_ASSIGN(const std::vector<Bytes> found, get_all(*ranks.store, keys, timeout));
+  for (const Bytes& each : found) ranks.all.push_back(rank_from(to_string(each)));
+  return ranks;
+}
+
+Result<JobRanks> meet_ranks(Duration timeout) {
+  MUSTER_ASSIGN(const int own, job_number("RANK"));
+  MUSTER_ASSIGN(auto opened, store_from_environment(Deadline::after(timeout)));
+  const std::string text = fmt::format("{} {} {}-{}", getpid(), host_name(), shared_memory_domain(), process_domain());
+  MUSTER_TRY(prefix_store("muster/mpi", std::move(opened))->set(key_of(own), as_bytes(text), Deadline::after(timeout)));
+  return find_ranks(timeout);
+}
+
+Result<std::vector<Bytes>> get_all(Store& store, const std::vector<Key>& keys, Duration timeout) {
+  auto found = store.multi_get(keys, Deadline::after(timeout));
+  if (found || found.error().code != ErrorCode::kTimeout) return found;
+  for (const Key& key : keys) {
+    const Result<bool> came = store.check({key}, Deadline::after(kCheckTime));
+    if (!came) break;
+    if (!*came) return fail(ErrorCode::kTimeout, fmt::format("\"{}\" did not come in time while MPI started", key));
+  }
+  return found;
+}
+
+}  // namespace muster::mpi
