@@ -19,7 +19,7 @@ namespace {
 
 constexpr Duration kCheckTime = 1s;
 
-Key key_of(int rank) { return fmt::format("rank/{}", rank); }
+Key key_of(int rank) { return fmt::format("rank {}", rank); }
 
 /// "PID host-name host"
 JobRank rank_from(std::string_view text) {
@@ -68,7 +68,7 @@ Result<std::vector<Bytes>> get_all(Store& store, const std::vector<Key>& keys, D
   for (const Key& key : keys) {
     const Result<bool> came = store.check({key}, Deadline::after(kCheckTime));
     if (!came) break;
-    if (!*came) return fail(ErrorCode::kTimeout, fmt::format("\"{}\" did not come in time while MPI started", key));
+    if (!*came) return fail(ErrorCode::kTimeout, fmt::format("{} did not come in time while MPI started", key));
   }
   return found;
 }

@@ -37,7 +37,7 @@ Result<JobRanks> meet_ranks(Duration timeout);
 /// The ranks, for a process that is none. It has the environment of rank `own`.
 Result<JobRanks> find_ranks(Duration timeout);
 
-/// Waits for all keys, and says which one is absent after that.
+/// Waits for all keys. An error names the first one that is absent, so a key must be a name for what it has.
 Result<std::vector<Bytes>> get_all(Store& store, const std::vector<Key>& keys, Duration timeout);
 
 }  // namespace muster::mpi

@@ -58,7 +58,7 @@ Result<std::string> read_all(const Fd& pipe, const Deadline& deadline) {
 /// child afterwards.
 Result<> start_server(const std::string& library, Duration timeout) {
   const std::string program(environment("MUSTER_BIN"));
-  const std::string seconds = std::to_string(std::chrono::duration_cast<std::chrono::seconds>(timeout).count());
+  const std::string seconds = std::to_string(std::chrono::ceil<std::chrono::seconds>(timeout).count());
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return fail(ErrorCode::kIo, fmt::format("no pipe: {}", std::strerror(errno)));
   const Fd answer(ends[0]);

@@ -170,9 +170,9 @@ class PmixServer {
     if (own_host_ == 0) {
       std::array<uint8_t, 8> drawn;
       fill_secure_random(drawn);
-      MUSTER_TRY(ranks_.store->set("name", as_bytes("muster-" + to_hex(drawn)), Deadline::after(timeout_)));
+      MUSTER_TRY(ranks_.store->set("the job's name", as_bytes("muster-" + to_hex(drawn)), Deadline::after(timeout_)));
     }
-    MUSTER_ASSIGN(const auto found, get_all(*ranks_.store, {"name"}, timeout_));
+    MUSTER_ASSIGN(const auto found, get_all(*ranks_.store, {"the job's name"}, timeout_));
     return to_string(found.front());
   }
 
@@ -262,7 +262,7 @@ class PmixServer {
 
   Result<std::string> exchange(int number, const std::string& own) const {
     std::vector<Key> keys;
-    for (const std::string& host : hosts_.names) keys.push_back(fmt::format("fence/{}/{}", number, host));
+    for (const std::string& host : hosts_.names) keys.push_back(fmt::format("host {} in fence {}", host, number));
     MUSTER_TRY(ranks_.store->set(keys[own_host_], as_bytes(own), Deadline::after(timeout_)));
     MUSTER_ASSIGN(const auto found, get_all(*ranks_.store, keys, timeout_));
     std::string all;
@@ -326,7 +326,7 @@ Result<> serve(const std::string& library, Duration timeout, const std::string& 
 
 }  // namespace
 
-Key pmix_variables_key(int rank) { return fmt::format("variables/{}", rank); }
+Key pmix_variables_key(int rank) { return fmt::format("variables of rank {}", rank); }
 
 int run_pmix_server(const std::string& library, Duration timeout) {
   if (fork() != 0) _exit(0);  // the rank must not have a child that it does not know
