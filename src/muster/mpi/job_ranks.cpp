@@ -31,6 +31,23 @@ JobRank rank_from(std::string_view text) {
   return rank;
 }
 
+Result<std::unique_ptr<Store>> open_store(Duration timeout) {
+  MUSTER_ASSIGN(auto opened, store_from_environment(Deadline::after(timeout)));
+  return prefix_store("muster/mpi", std::move(opened));
+}
+
+Result<JobRanks> read_ranks(std::unique_ptr<Store> store, Duration timeout) {
+  JobRanks ranks;
+  ranks.store = std::move(store);
+  MUSTER_ASSIGN(ranks.own, job_number("RANK"));
+  MUSTER_ASSIGN(const int size, job_number("WORLD_SIZE"));
+  std::vector<Key> keys;
+  for (int rank = 0; rank < size; ++rank) keys.push_back(key_of(rank));
+  MUSTER_ASSIGN(const std::vector<Bytes> found, get_all(*ranks.store, keys, timeout));
+  for (const Bytes& each : found) ranks.all.push_back(rank_from(to_string(each)));
+  return ranks;
+}
+
 }  // namespace
 
 bool started_by_muster() {
@@ -42,24 +59,16 @@ bool started_by_muster() {
 }
 
 Result<JobRanks> find_ranks(Duration timeout) {
-  JobRanks ranks;
-  MUSTER_ASSIGN(ranks.own, job_number("RANK"));
-  MUSTER_ASSIGN(const int size, job_number("WORLD_SIZE"));
-  MUSTER_ASSIGN(auto opened, store_from_environment(Deadline::after(timeout)));
-  ranks.store = prefix_store("muster/mpi", std::move(opened));
-  std::vector<Key> keys;
-  for (int rank = 0; rank < size; ++rank) keys.push_back(key_of(rank));
-  MUSTER_ASSIGN(const std::vector<Bytes> found, get_all(*ranks.store, keys, timeout));
-  for (const Bytes& each : found) ranks.all.push_back(rank_from(to_string(each)));
-  return ranks;
+  MUSTER_ASSIGN(auto store, open_store(timeout));
+  return read_ranks(std::move(store), timeout);
 }
 
 Result<JobRanks> meet_ranks(Duration timeout) {
+  MUSTER_ASSIGN(auto store, open_store(timeout));
   MUSTER_ASSIGN(const int own, job_number("RANK"));
-  MUSTER_ASSIGN(auto opened, store_from_environment(Deadline::after(timeout)));
   const std::string text = fmt::format("{} {} {}-{}", getpid(), host_name(), shared_memory_domain(), process_domain());
-  MUSTER_TRY(prefix_store("muster/mpi", std::move(opened))->set(key_of(own), as_bytes(text), Deadline::after(timeout)));
-  return find_ranks(timeout);
+  MUSTER_TRY(store->set(key_of(own), as_bytes(text), Deadline::after(timeout)));
+  return read_ranks(std::move(store), timeout);
 }
 
 Result<std::vector<Bytes>> get_all(Store& store, const std::vector<Key>& keys, Duration timeout) {

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "muster/base/bytes.h"
@@ -80,8 +81,7 @@ Result<> start_server(const std::string& library, Duration timeout) {
   }
   MUSTER_ASSIGN(const std::string text, read_all(answer, Deadline::after(timeout)));
   if (text == kPmixServes) return {};
-  return fail(ErrorCode::kUnavailable,
-              text.empty() ? "the process that serves PMIx ended before it served" : std::string(text));
+  return fail(ErrorCode::kUnavailable, text.empty() ? "the process that serves PMIx ended before it served" : text);
 }
 
 bool is_first_of_host(const JobRanks& ranks) {
@@ -100,14 +100,10 @@ Result<std::vector<std::string>> serve_pmix(const JobRanks& ranks, Duration time
   // Open MPI 4 takes a process without its own daemon for a single rank, unless jsrun, which uses PMIx, started it.
   std::vector<std::string> names = {"JSM_JSRUN_PORT"};
   setenv(names.front().c_str(), "0", 1);
-  const std::string text = to_string(found.front());
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string line = text.substr(at, end - at);
-    const size_t equals = std::min(line.find('='), line.size() - 1);
-    names.push_back(line.substr(0, equals));
-    setenv(names.back().c_str(), line.substr(equals + 1).c_str(), 1);
-    at = end + 1;
+  std::istringstream text(to_string(found.front()));
+  for (std::string name, value; std::getline(text, name, '=') && std::getline(text, value);) {
+    setenv(name.c_str(), value.c_str(), 1);
+    names.push_back(name);
   }
   return names;
 }
