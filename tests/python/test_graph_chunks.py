@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional
+from compiled_gradients import compare_with_eager
 from muster.graph._plan.costs import Costs, LinkCosts
 from muster.graph._plan.graph_tasks import tasks_of
 from muster.graph._plan.schedule import Kind, order, timeline
@@ -18,7 +18,6 @@ from muster.graph._rewrite.chunk_choice import cut_best, with_cuts
 from muster.graph._rewrite.chunks import cut, find_chains
 from ranks import run_ranks
 from torch import Tensor
-from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import _functional_collectives as funcol
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -163,20 +162,8 @@ def compare_blocks(rank: int) -> list[tuple[int, int]]:
         torch.manual_seed(0)
         weights = [torch.randn(WIDTH, WIDTH) / WIDTH, torch.randn(WIDTH, WIDTH) / WIDTH, torch.randn(WIDTH, WIDTH)]
         x = torch.randn(2, ROWS, WIDTH)
-        results = []
         torch._dynamo.reset()
-        for run in (block, torch.compile(block, backend="muster", fullgraph=True)):
-            leaves = [each.clone().requires_grad_() for each in (x, *weights)]
-
-            def step(run: Any = run, leaves: list[Tensor] = leaves) -> Tensor:
-                value: Tensor = run(*leaves)
-                value.square().mean().backward()
-                return value
-
-            with unittest.mock.patch("muster.graph._backend.costs_of", return_value=rates):
-                value, codes = run_and_get_code(step)
-            results.append([value, *(leaf.grad for leaf in leaves)])
-        torch.testing.assert_close(results[1], results[0])
+        codes = compare_with_eager(block, (x, *weights), rates, lambda value: value.square().mean())
         found.append(tuple(sum(code.count(f"muster.{each}.default(") for each in STARTS) for code in codes))
     return found  # type: ignore[return-value]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional
 import torch.nn.functional as F
+from compiled_gradients import compare_with_eager
 from muster.graph._plan.costs import Costs, LinkCosts
 from muster.graph._plan.graph_tasks import tasks_of
 from muster.graph._plan.schedule import order, timeline
 from muster.graph._rewrite.columns import find_columns, split, split_best, with_splits
 from ranks import run_ranks
 from torch import Tensor
-from torch._inductor.utils import run_and_get_code
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -189,19 +188,9 @@ def compare_attention(rank: int) -> list[int]:
     x = torch.randn(64, 4, WIDTH)
     world: Any = dist.group.WORLD
     rates = Costs(1e9, 1e12, {world.group_name: LinkCosts(1e-6, 1e7, dist.get_world_size())})
-    results = []
-    for run in (context_parallel, torch.compile(context_parallel, backend="muster", fullgraph=True)):
-        leaves = [each.clone().requires_grad_() for each in (x, weights)]
-
-        def step(run: Any = run, leaves: list[Tensor] = leaves) -> Tensor:
-            value: Tensor = run(*leaves)
-            value.square().sum().backward()
-            return value
-
-        with unittest.mock.patch("muster.graph._backend.costs_of", return_value=rates):
-            value, codes = run_and_get_code(step)
-        results.append([value, *(leaf.grad for leaf in leaves)])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    codes = compare_with_eager(
+        context_parallel, (x, weights), rates, lambda value: value.square().sum(), rtol=1e-4, atol=1e-4
+    )
     return [code.count("extern_kernels.mm(") for code in codes]
 
 

@@ -124,30 +124,14 @@ def test_muster_run_restarts_ranks(built_programs: Path, launcher: Launcher, tmp
     assert segments() <= before
 
 
-ABSENT = """
-import os, signal, torch.distributed as dist
-if os.environ["RANK"] == "2":
-    signal.pause()
-dist.init_process_group("muster-mpi")
-"""
-
-
-def test_a_rank_that_does_not_come_ends_the_start_of_mpi(
-    built_programs: Path, launcher: Launcher, tmp_path: Path
-) -> None:
-    script = tmp_path / "absent.py"
-    script.write_text(ABSENT)
-    done = run_by_muster(launcher, str(script), MUSTER_TIMEOUT="3")
-    assert done.returncode != 0
-    assert "rank 2 did not come in time while MPI started" in output_of(done), output_of(done)
-
-
+# Rank 2 does not start MPI: it is absent, or it stops or fails after the ranks have met.
 STOPS = """
 import datetime, os, signal, sys, muster._C, torch.distributed as dist
 if os.environ["RANK"] == "2":
-    store = muster._C.store_from_environment(datetime.timedelta(seconds=10))
-    store.set("muster/mpi/rank 2", f"{os.getpid()} elsewhere another-host")
-    store.get("muster/mpi/rank 1")
+    if sys.argv[1] != "absent":
+        store = muster._C.store_from_environment(datetime.timedelta(seconds=10))
+        store.set("muster/mpi/rank 2", f"{os.getpid()} elsewhere another-host")
+        store.get("muster/mpi/rank 1")
     if sys.argv[1] == "fails":
         sys.exit("rank 2 has failed")
     signal.pause()
@@ -155,15 +139,20 @@ dist.init_process_group("muster-mpi")
 """
 
 
-def test_a_rank_that_stops_before_mpi_has_started_ends_the_start(
-    built_programs: Path, launcher: Launcher, tmp_path: Path
+@pytest.mark.parametrize("mode", ["absent", "stops"])
+def test_a_rank_that_does_not_start_mpi_ends_the_start(
+    built_programs: Path, launcher: Launcher, tmp_path: Path, mode: str
 ) -> None:
     script = tmp_path / "stops.py"
     script.write_text(STOPS)
-    done = run_by_muster(launcher, str(script), "stops", MUSTER_TIMEOUT="3")
+    done = run_by_muster(launcher, str(script), mode, MUSTER_TIMEOUT="3")
     assert done.returncode != 0
-    absent = "barrier" if launcher is MPICH else "host elsewhere in fence 0 did not come in time"
-    assert re.search(f"cannot go on with MPI: .*{absent}", output_of(done)), output_of(done)
+    missing = "barrier" if launcher is MPICH else "host elsewhere in fence 0 did not come in time"
+    complaints = {
+        "absent": "rank 2 did not come in time while MPI started",
+        "stops": f"cannot go on with MPI: .*{missing}",
+    }
+    assert re.search(complaints[mode], output_of(done)), output_of(done)
 
 
 def test_a_rank_that_fails_before_mpi_has_started_ends_the_job(
