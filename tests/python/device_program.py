@@ -332,6 +332,7 @@ def left(rank: int) -> None:
 def killed(rank: int) -> None:
     tensor = torch.ones(1000, device=device_double.DEVICE)
     dist.all_reduce(tensor)
+    torch.accelerator.synchronize()  # all ranks have begun it
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends the other ranks
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
