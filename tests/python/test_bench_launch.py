@@ -117,4 +117,4 @@ def test_a_failed_job_is_reported_with_its_output(
     output = capsys.readouterr().err
     assert "ended too early" in output and "no barrier today" in output
     assert marked_processes(without_torch) == []
-    assert sys.executable in output
+    assert "--nproc-per-node=2" in output, "the command of the launcher that failed"
