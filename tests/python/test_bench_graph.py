@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from hosts import require
 from muster.bench.__main__ import main
-from muster.bench.graph import ALSO, OTHERS, OURS, THEIRS, gather_rows
+from muster.bench.graph import OTHERS, OURS, THEIRS, gather_rows
+from muster.bench.report import ALSO
 
 pytestmark = pytest.mark.usefixtures("built_programs")
 
@@ -18,7 +19,7 @@ def test_small_reductions_make_a_row(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = tmp_path / "rows.json"
     assert main(["graph", "--quick", "--parts", "small", "--ranks", "2", "--json", str(path)]) == 0
     header, line = capsys.readouterr().out.splitlines()
-    assert all(name in header for name in ("muster", "gloo", *ALSO))
+    assert all(name in header for name in ("muster", "gloo", *ALSO["graph"]))
     (row,) = json.loads(path.read_text())
     assert row["case"] in line
     assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
@@ -32,7 +33,7 @@ def test_packages_make_a_row_each(tmp_path: Path) -> None:
     calls, norms, perceptron, decoder = json.loads(path.read_text())
     for row in calls, norms, perceptron, decoder:
         assert min(row["muster"], row["peer"], row["floor"], *row["also"].values()) > 0
-        assert {"eager gloo", "eager muster"} <= row["also"].keys() <= set(ALSO)
+        assert {"eager gloo", "eager muster"} <= row["also"].keys() <= set(ALSO["graph"])
     assert perceptron["ratio"] == pytest.approx(perceptron["peer"] / perceptron["muster"])
     assert decoder["ratio"] == pytest.approx(decoder["muster"] / decoder["peer"])
 

@@ -88,6 +88,32 @@ def test_independent_small_messages_are_merged() -> None:
     assert collectives(graph) == 1
 
 
+def loss_of_words(scores: torch.Tensor, sums: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The backward of a loss. Inductor makes one kernel of all that follows the first wait."""
+    target = c10d.wait_tensor(c10d.all_reduce(-gradient, "sum", "0"))
+    zeros = torch.full(scores.shape, 0.0)
+    of_target = torch.select_scatter(zeros, target, 1, 0)
+    of_sums = c10d.wait_tensor(c10d.all_reduce(gradient / sums, "sum", "0"))
+    return of_target + of_sums.unsqueeze(1) * scores.exp()
+
+
+def test_an_operation_of_a_later_kernel_hides_no_message() -> None:
+    graph = graph_of(loss_of_words, (SIDE, 4096), (SIDE,), (SIDE,))
+    rates = costs(1e-4, 1e9)
+    merge_best(graph, rates, 1e9)
+    assert collectives(graph) == 1
+    (kernel,) = [task for task in tasks_of(graph, rates) if task.kind is Kind.COMPUTE and task.seconds > 1e-5]
+    assert kernel.seconds == pytest.approx(SIDE * 4096 * 4 / rates.bytes_per_second)
+
+
+def test_a_reduction_takes_the_time_of_what_it_reads() -> None:
+    def mean_of_squares(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).mean(1)
+
+    tasks = tasks_of(graph_of(mean_of_squares, (SIDE, SIDE)), costs(1e-4, 1e9))
+    assert sum(task.seconds for task in tasks) == pytest.approx(SIDE * SIDE * 4 / 1e10)
+
+
 def test_the_order_of_inductor_merges_all_that_is_worth_it(layers: torch.fx.Graph) -> None:
     merge_best(layers, costs(1e-3, 1e8), None)
     assert collectives(layers) == 1

@@ -15,7 +15,7 @@ from muster.bench.ddp import wire_time
 from muster.bench.jobs import running
 from muster.bench.namespaces import INTERFACE, check_rate, two_nodes
 from muster.bench.ranks import RankSetup, run_ranks
-from muster.bench.report import Row, parse_names, parse_numbers
+from muster.bench.report import ALSO, Row, parse_names, parse_numbers
 from muster.bench.timing import find_repeats
 
 SUMMARY = "compiled graphs with collectives, against Inductor's order and torch's own passes"
@@ -23,8 +23,7 @@ PEERS: tuple[str, ...] = ("gloo",)
 # A compiler, and a backend of torch.distributed. inductor: its default order; passes: torch's reorder and sink passes.
 OURS, THEIRS = "muster muster", "inductor gloo"
 PACKAGE = "package muster"
-OTHERS = ("inductor muster", "passes muster", "passes gloo", "muster gloo", "eager muster", "eager gloo")
-ALSO = (*OTHERS, "whole")
+OTHERS = tuple(name for name in ALSO["graph"] if name != "whole")
 PARTS = ("small", "calls", "norms", "perceptron", "decoder", "gather", "blocks", "compile", "ddp", "layouts")
 _WITH_SIDES = "gather, blocks, compile and ddp"  # which, like layouts, are over a network
 # Of part layouts: a kind of model, and how it is split among the ranks.
@@ -248,5 +247,5 @@ def _network(arguments: argparse.Namespace) -> Iterator[list[RankSetup]]:
 def _row(
     case: str, ranks: int, metric: str, unit: str, size: int, figures: dict[str, float], floor: float, ours: str = OURS
 ) -> Row:
-    also = {name: figures[name] for name in ALSO if name in figures}
+    also = {name: figures[name] for name in ALSO["graph"] if name in figures}
     return Row("graph", case, ranks, metric, unit, figures[ours], figures[THEIRS], "gloo", floor, bytes=size, also=also)

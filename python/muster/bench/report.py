@@ -90,7 +90,7 @@ def bus_bandwidth(count: int, factor: float, microseconds: float) -> float | Non
 # The benchmarks whose rows have a size and a kind of buffers.
 WITH_SIZES = ("collectives", "mpi")
 # The names that `also` of a benchmark's rows may have.
-_ALSO = {
+ALSO = {
     "collectives": ("shared", "direct"),
     "mpi": ("openmpi", "mpich", "shared", "unrecorded"),
     "ddp": ("stock", "DP", "torch DP"),
@@ -107,7 +107,7 @@ def _cells(row: Row) -> dict[str, str]:
     cells |= {"metric": row.metric, "muster": format_figure(row.muster, row.unit)}
     cells |= {row.peer_name: format_figure(row.peer, row.unit), "ratio": f"{row.ratio:.2f}x" if row.ratio else ""}
     cells["floor"] = format_figure(row.floor, row.unit)
-    cells |= {name: format_figure(row.also.get(name), row.unit) for name in _ALSO.get(row.bench, ())}
+    cells |= {name: format_figure(row.also.get(name), row.unit) for name in ALSO.get(row.bench, ())}
     if row.bench in (*WITH_SIZES, "network"):
         cells |= {"busbw GB/s": format_figure(row.busbw), "note": row.note}
     return cells

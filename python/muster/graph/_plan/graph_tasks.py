@@ -1,4 +1,4 @@
-"""The tasks of a graph that Inductor has traced, before it merges kernels."""
+"""The tasks of a graph that Inductor has traced, before it makes kernels of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
 from muster.graph._plan import NAMESPACES
-from muster.graph._plan.costs import Costs
+from muster.graph._plan.costs import KERNEL_SECONDS, Costs
 from muster.graph._plan.schedule import Kind, Task, order, timeline
 
 _GATHER = torch.ops.muster.all_gather_chunks.default
@@ -20,10 +20,12 @@ _MULTIPLY = torch.ops.muster.chunks_matmul.default
 _REDUCE = torch.ops.muster.matmul_all_reduce.default
 _SCATTER = torch.ops.muster.matmul_reduce_scatter.default
 WAITS = (torch.ops._c10d_functional.wait_tensor.default, _MULTIPLY)
+# Inductor computes their elements where it needs them, as it does for operators with Tag.pointwise.
+_POINTWISE = torch.ops.aten.full, torch.ops.aten.select_scatter, torch.ops.aten.slice_scatter
 
 
 def tasks_of(graph: Graph, costs: Costs) -> list[Task]:
-    """One for each node. Inductor will merge kernels, so only their large operations count: products and copies."""
+    """One for each node. A node that becomes a part of another node's kernel takes no time."""
     places = {node: place for place, node in enumerate(graph.nodes)}
     tasks: list[Task] = []
     for node in graph.nodes:
@@ -52,7 +54,9 @@ def _starts_of(node: Node, places: dict[Node, int], tasks: list[Task]) -> list[i
 def message(start: Node, sent: int, received: int, costs: Costs) -> Task:
     """The task of a collective such as `start`, with so many bytes. Inductor reduces in place."""
     seconds = costs.wire_seconds(str(start.args[-1]), str(start.target), sent, received)
-    return Task(Kind.START, seconds, bytes=0 if "all_reduce" in str(start.target) else received)
+    return Task(
+        Kind.START, seconds, bytes=0 if "all_reduce" in str(start.target) else received, computing=KERNEL_SECONDS
+    )
 
 
 def by_chunks(task: Task, node: Node, costs: Costs) -> Task:
@@ -104,9 +108,31 @@ def compute_seconds(node: Node, costs: Costs) -> float:
     if packet is torch.ops.aten.cat:
         return costs.copy_seconds(bytes_of(node))
     flops = flops_of(node)
-    if flops is None:
-        return bytes_of(node) / costs.bytes_per_second
-    return costs.compute_seconds(flops, bytes_of(node.all_input_nodes))
+    if flops is not None:
+        return costs.compute_seconds(flops, bytes_of(node.all_input_nodes))
+    if _is_fused(node):
+        return 0.0
+    return max(bytes_of(each) for each in (node, *node.all_input_nodes)) / costs.bytes_per_second
+
+
+def _is_fused(node: Node) -> bool:
+    """True if the kernels of its users compute the elements of its result."""
+    if not _is_pointwise(node):
+        return False
+    users = list(node.users)
+    for user in users:  # grows
+        if getattr(user.target, "is_view", False):
+            users.extend(user.users)
+        elif not _is_pointwise(user) and torch.Tag.reduction not in getattr(user.target, "tags", ()):
+            return False
+    return True
+
+
+def _is_pointwise(node: Node) -> bool:
+    return (
+        torch.Tag.pointwise in getattr(node.target, "tags", ())
+        or getattr(node.target, "overloadpacket", None) in _POINTWISE
+    )
 
 
 def flops_of(node: Node) -> float | None:

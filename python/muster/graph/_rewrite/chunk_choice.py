@@ -15,11 +15,11 @@ from muster.graph._plan.costs import Costs
 from muster.graph._plan.graph_tasks import bytes_of, compute_seconds, planned_seconds, tasks_of
 from muster.graph._plan.schedule import Kind, Task
 from muster.graph._rewrite.chunks import Chain, cut, find_chains, others_of
+from muster.graph._rewrite.greedy import choose
 
 _COUNTS = 1, 2, 4  # of chunks: more hide little more
 # Of a chunk. Smaller operations may begin only when they are awaited (src/muster/group/queue/start_policy.h).
 _LEAST_BYTES = 128 << 10
-_LEAST_GAIN = 0.01  # of a step
 
 
 def cut_best(graph: Graph, costs: Costs, max_bytes: float) -> None:
@@ -37,13 +37,15 @@ def cut_best(graph: Graph, costs: Costs, max_bytes: float) -> None:
         return
     tasks = tasks_of(graph, costs)
     places = {node: place for place, node in enumerate(graph.nodes)}
-    chosen: dict[Chain, int] = {}
-    shortest = planned_seconds(tasks, max_bytes)
-    for choice in choices:
-        seconds = planned_seconds(with_cuts(tasks, places, costs, chosen | choice), max_bytes)
-        if seconds < (1 - _LEAST_GAIN) * shortest:
-            chosen, shortest = chosen | choice, seconds
-    cut(graph, chosen)
+
+    def seconds(chosen: list[dict[Chain, int]]) -> float:
+        return planned_seconds(with_cuts(tasks, places, costs, _joined(chosen)), max_bytes)
+
+    cut(graph, _joined(choose(choices, seconds)))
+
+
+def _joined(choices: list[dict[Chain, int]]) -> dict[Chain, int]:
+    return {chain: count for choice in choices for chain, count in choice.items()}
 
 
 def _best_count(chain: Chain, costs: Costs) -> int:

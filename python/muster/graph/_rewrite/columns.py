@@ -6,6 +6,7 @@ while the values are computed.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ from muster.graph._plan.costs import Costs
 from muster.graph._plan.graph_tasks import bytes_of, flops_of, planned_seconds, tasks_of
 from muster.graph._plan.schedule import Kind, Task
 from muster.graph._rewrite.chunks import VIEWS, is_product, is_static, others_of, rows_of, weights_and_bias
+from muster.graph._rewrite.greedy import choose
 from muster.graph._rewrite.nodes import call, is_strided
 
 _aten = torch.ops.aten
 _SPLITS = _aten.split.Tensor, _aten.split_with_sizes.default
-_LEAST_GAIN = 0.01  # of a step
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,11 @@ def split_best(graph: Graph, costs: Costs, max_bytes: float) -> None:
     if all(task.kind is not Kind.START for task in tasks):
         return
     places = {node: place for place, node in enumerate(graph.nodes)}
-    chosen: list[Columns] = []
-    shortest = planned_seconds(tasks, max_bytes)
-    for kind in kinds.values():
-        seconds = planned_seconds(with_splits(tasks, places, costs, [*chosen, *kind]), max_bytes)
-        if seconds < (1 - _LEAST_GAIN) * shortest:
-            chosen, shortest = [*chosen, *kind], seconds
-    for columns in chosen:
+
+    def seconds(chosen: list[list[Columns]]) -> float:
+        return planned_seconds(with_splits(tasks, places, costs, itertools.chain(*chosen)), max_bytes)
+
+    for columns in itertools.chain(*choose(kinds.values(), seconds)):
         split(graph, columns)
 
 
