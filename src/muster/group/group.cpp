@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 
 #include "muster/base/process_owned.h"
-#include "muster/flight/recorder.h"
 #include "muster/group/engine/collective_engine.h"
 #include "muster/group/engine/fingerprint_check.h"
 #include "muster/group/operations.h"
 #include "muster/group/queue/call_queue.h"
+#include "muster/group/recorders.h"
 #include "muster/group/shutdown_errors.h"
 
 namespace muster {
@@ -26,21 +25,20 @@ class GroupImpl final : public Group, public ProcessOwned<GroupImpl>, private Ca
         spec_(spec),
         options_(options),
         timeout_(options.timeout),
-        calls_(*this, recorder_.get(), spec_.name) {
+        recorders_(spec_, engine_->transport(), engine_->group_id()),
+        calls_(*this, recorders_.collectives(), spec_.name) {
     engine_->set_next([this] { return calls_.next(); });
   }
 
   ~GroupImpl() override { leave(); }
 
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
-    Recorder* const recorder = message_recorder();
-    const auto ticket = recorder != nullptr ? recorder->sending(data, to, tag, current_call_site()) : 0;
-    return record(p2p_->send(std::move(data), to, tag, with_timeout(options)), ticket);
+    const auto ticket = recorders_.sending(data, to, tag);
+    return recorders_.record_end(p2p_->send(std::move(data), to, tag, with_timeout(options)), ticket);
   }
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
-    Recorder* const recorder = message_recorder();
-    const auto ticket = recorder != nullptr ? recorder->receiving(data, from, tag, current_call_site()) : 0;
-    return record(p2p_->receive(std::move(data), from, tag, with_timeout(options)), ticket);
+    const auto ticket = recorders_.receiving(data, from, tag);
+    return recorders_.record_end(p2p_->receive(std::move(data), from, tag, with_timeout(options)), ticket);
   }
 
   void abort(Error why) override {
@@ -107,40 +105,13 @@ class GroupImpl final : public Group, public ProcessOwned<GroupImpl>, private Ca
     return options;
   }
 
-  std::shared_ptr<Recorder> create_recorder() const {
-    std::shared_ptr<Recorder> recorder = Recorder::create(spec_, Recorder::entries_from_environment());
-    if (recorder) recorder->set_group(engine_->transport(), engine_->group_id());
-    return recorder;
-  }
-  /// Created at the first message, because most groups send no messages.
-  Recorder* message_recorder() {
-    std::call_once(first_message_, [this] {
-      if (recorder_) message_recorder_ = create_recorder();
-    });
-    return message_recorder_.get();
-  }
-  /// Records the end of a message that was submitted with `ticket`.
-  Work record(Work message, Recorder::Ticket ticket) const {
-    if (!message_recorder_) return message;
-    if (message.done()) {
-      message_recorder_->ended(ticket, message.result());
-    } else {
-      message.on_done(
-          [recorder = message_recorder_, ticket](const Result<>& result) { recorder->ended(ticket, result); });
-    }
-    return message;
-  }
-
   const std::unique_ptr<CollectiveEngine> engine_;
   const std::shared_ptr<P2pEngine> p2p_;
   const GroupSpec spec_;
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
-  // The flight recorders of collectives and of messages; null if recording is turned off.
-  const std::shared_ptr<Recorder> recorder_ = create_recorder();
-  std::once_flag first_message_;
-  std::shared_ptr<Recorder> message_recorder_;  ///< shared with messages that may end later than the group
-  const bool records_call_sites_ = recorder_ != nullptr || fingerprint_check_enabled();
+  GroupRecorders recorders_;
+  const bool records_call_sites_ = recorders_.collectives() != nullptr || fingerprint_check_enabled();
   CallQueue calls_;
 };
 

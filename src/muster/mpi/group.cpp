@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
@@ -13,10 +12,10 @@
 #include "muster/base/hash.h"
 #include "muster/base/process_owned.h"
 #include "muster/base/random.h"
-#include "muster/flight/recorder.h"
 #include "muster/group/engine/scaling.h"
 #include "muster/group/operations.h"
 #include "muster/group/queue/call_queue.h"
+#include "muster/group/recorders.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/mpi/collectives.h"
 #include "muster/mpi/messages.h"
@@ -59,10 +58,10 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
         id_(id),
         options_(std::move(options)),
         timeout_(options_.timeout),
-        recorder_(create_recorder()),
+        recorders_(spec_, "mpi", id),
         messages_(std::make_shared<Messages>(world, comms_->messages, spec_.size)),
         watchdog_(world),
-        calls_(*this, recorder_.get(), spec_.name) {}
+        calls_(*this, recorders_.collectives(), spec_.name) {}
 
   ~MpiGroup() override {
     leave();
@@ -70,14 +69,12 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   }
 
   Work send(BufferView data, Rank to, uint32_t tag, const CallOptions& options) override {
-    Recorder* const recorder = message_recorder();
-    const auto ticket = recorder != nullptr ? recorder->sending(data, to, tag, current_call_site()) : 0;
-    return recorded(ticket, messages_->send(std::move(data), to, tag, timeout_of(options)));
+    const auto ticket = recorders_.sending(data, to, tag);
+    return recorders_.record_end(messages_->send(std::move(data), to, tag, timeout_of(options)), ticket);
   }
   Work receive(BufferView data, Rank from, uint32_t tag, const CallOptions& options) override {
-    Recorder* const recorder = message_recorder();
-    const auto ticket = recorder != nullptr ? recorder->receiving(data, from, tag, current_call_site()) : 0;
-    return recorded(ticket, messages_->receive(std::move(data), from, tag, timeout_of(options)));
+    const auto ticket = recorders_.receiving(data, from, tag);
+    return recorders_.record_end(messages_->receive(std::move(data), from, tag, timeout_of(options)), ticket);
   }
 
   void abort(Error why) override {
@@ -119,7 +116,7 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
 
  private:
   Work begin(Operation&& operation, const CallOptions& options) override {
-    if (recorder_) operation.site = current_call_site();
+    if (recorders_.collectives() != nullptr) operation.site = current_call_site();
     return calls_.submit(std::move(operation), timeout_of(options), options.async);
   }
 
@@ -165,25 +162,6 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   Duration timeout_of(const CallOptions& options) const {
     return options.timeout > Duration::zero() ? options.timeout : timeout();
   }
-  /// Created at the first message, because most groups send no messages.
-  Recorder* message_recorder() {
-    std::call_once(first_message_, [this] {
-      if (recorder_) message_recorder_ = create_recorder();
-    });
-    return message_recorder_.get();
-  }
-  /// The Work of a message, whose end is recorded.
-  Work recorded(Recorder::Ticket ticket, Work work) const {
-    if (message_recorder_) {
-      work.on_done([to = message_recorder_, ticket](const Result<>& result) { to->ended(ticket, result); });
-    }
-    return work;
-  }
-  std::shared_ptr<Recorder> create_recorder() const {
-    std::shared_ptr<Recorder> recorder = Recorder::create(spec_, Recorder::entries_from_environment());
-    if (recorder) recorder->set_group("mpi", id_);
-    return recorder;
-  }
 
   const World& world_;
   const std::unique_ptr<Communicators> comms_;
@@ -192,10 +170,7 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   const uint64_t id_;
   const GroupOptions options_;
   std::atomic<Duration> timeout_;
-  // The flight recorders of collectives and of messages; null if recording is turned off.
-  const std::shared_ptr<Recorder> recorder_;
-  std::once_flag first_message_;
-  std::shared_ptr<Recorder> message_recorder_;  ///< shared with messages that may end later than the group
+  GroupRecorders recorders_;
   const std::shared_ptr<Messages> messages_;
   Watchdog watchdog_;
   std::optional<Error> closed_;  ///< why later calls fail; only calls_ uses it

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "muster/base/process_owned.h"
-#include "muster/flight/recorder.h"
 #include "muster/group/operations.h"
+#include "muster/group/recorders.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/nccl/collectives.h"
 #include "muster/nccl/communicator.h"
@@ -35,7 +35,7 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
       : host_(std::move(host)),
         communicator_(std::move(communicator)),
         device_(std::move(device)),
-        recorder_(create_recorder()),
+        recorders_(host_->membership(), "nccl", host_->id()),
         in_flight_(
             std::make_shared<InFlight>([this] { return check(); }, [this](const Error& why) { fail_all(why); })) {}
 
@@ -142,15 +142,15 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     Tickets tickets;
     for (Operation& each : operations) {
       each.call.sequence = ++sequence_;
-      if (recorder_) {
+      if (Recorder* const recorder = recorders_.collectives(); recorder != nullptr) {
         each.site = current_call_site();
-        tickets.push_back(recorder_->submitted(each, Recorder::Start::kNow));
+        tickets.push_back(recorder->submitted(each, Recorder::Start::kNow));
       }
       calls->push_back(each.reported_call());
     }
     if (Result<> given = enqueue(*communicator_, membership(), operations, *device_, Deadline::after(limit)); !given) {
       const Error why = given.error().in(describe(*calls));
-      record_end(recorder_.get(), tickets, tl::unexpected(why));
+      record_end(recorders_.collectives(), tickets, tl::unexpected(why));
       return tl::unexpected(why);
     }
     const auto ended = [this, begun, hook = hook(), calls](const Result<>& result) {
@@ -160,7 +160,8 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
       }
     };
     return track(
-        limit, [this, calls] { return describe(*calls); }, recorder_.get(), std::move(tickets), ended, sequence_);
+        limit, [this, calls] { return describe(*calls); }, recorders_.collectives(), std::move(tickets), ended,
+        sequence_);
   }
 
   std::string describe(const std::vector<Call>& calls) const {
@@ -176,7 +177,7 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     if (const Result<> open = check_open(); !open) return Work(tl::unexpected(open.error().in(what)));
     std::unique_lock order(order_);
     const Duration limit = timeout_of(options);
-    Recorder* const recorder = message_recorder();
+    Recorder* const recorder = recorders_.messages();
     Tickets tickets;
     for (const Message& each : messages) {
       if (recorder == nullptr) break;
@@ -233,16 +234,6 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   }
   static void record_end(Recorder* recorder, const Tickets& tickets, const Result<>& result) {
     for (const Recorder::Ticket each : tickets) recorder->ended(each, result);
-  }
-  std::unique_ptr<Recorder> create_recorder() const {
-    auto recorder = Recorder::create(membership(), Recorder::entries_from_environment());
-    if (recorder) recorder->set_group("nccl", id());
-    return recorder;
-  }
-  /// Created at the first message, because most groups send no messages. Only with order_.
-  Recorder* message_recorder() {
-    if (recorder_ && !message_recorder_) message_recorder_ = create_recorder();
-    return message_recorder_.get();
   }
 
   /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed.
@@ -322,9 +313,8 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   const std::shared_ptr<Group> host_;
   const std::unique_ptr<Communicator> communicator_;
   const std::shared_ptr<Device> device_;
-  const std::unique_ptr<Recorder> recorder_;
-  std::unique_ptr<Recorder> message_recorder_;  ///< guarded by order_
-  std::mutex order_;                            ///< of the calls: NCCL's must be in the same order at all ranks
+  GroupRecorders recorders_;
+  std::mutex order_;  ///< of the calls: NCCL's must be in the same order at all ranks
   std::atomic<uint64_t> sequence_ = 0;
   mutable std::mutex mutex_;  ///< guards closed_ and hook_
   std::optional<Error> closed_;
