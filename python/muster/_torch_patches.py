@@ -84,12 +84,13 @@ def _cancelling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _take_device_tensors() -> None:
-    """Groups of the muster backend also take tensors of this process's accelerator, if it has one. A package may add
+    """Groups of muster's backends also take tensors of this process's accelerator, if it has one. A package may add
     one after `import torch`.
     """
-    devices = dist.Backend.backend_capability["muster"]
-    if (accelerator := torch._C._get_accelerator().type) not in devices:
-        devices.append(accelerator)
+    accelerator = torch._C._get_accelerator().type
+    for backend in "muster", "muster-mpi":
+        if accelerator not in (devices := dist.Backend.backend_capability[backend]):
+            devices.append(accelerator)
 
 
 def _initializing(original: Callable[..., Any]) -> Callable[..., Any]:

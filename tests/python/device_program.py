@@ -1,4 +1,6 @@
-"""A rank of test_devices.py. `muster run` starts it with the name of one of the functions below."""
+"""A rank of test_devices.py and test_mpi.py, which start it with the name of one of the functions below, and with the
+backend if it is not muster.
+"""
 
 import ctypes
 import os
@@ -388,9 +390,57 @@ def nccl(rank: int) -> None:
     assert tensor.tolist() == [size] * 3, "the CPU's tensors go over muster"
 
 
+def over_mpi(rank: int) -> None:
+    """MPI that takes memory of the device gets it from calls that only move data: tests/mpi/device_mpi.cpp counts."""
+    mpi = ctypes.CDLL(os.environ["MUSTER_MPI_LIBRARY"])
+    mpi.device_mpi_set_host_address(ctypes.c_void_p(torch.ops.muster_device_double.host_address_function()))
+    torchs_calls(rank)
+    size, takes_memory = dist.get_world_size(), os.environ["MUSTER_MPI_DEVICE_MEMORY"] == "1"
+    device_double.set_kernel_delay(DELAY)
+
+    def check(call: Callable[[], torch.Tensor], buffers: int, expected: list[float]) -> None:
+        before = mpi.device_mpi_buffers()
+        assert call().tolist() == expected
+        assert mpi.device_mpi_buffers() - before == (buffers if takes_memory else 0)
+
+    def broadcast(stride: int) -> torch.Tensor:
+        data = on_device(3 * stride, value=rank + 5)[::stride]
+        dist.broadcast(data, src=1)
+        return data
+
+    def reduce() -> torch.Tensor:
+        data = on_device(3, value=rank + 1)
+        dist.all_reduce(data)
+        return data
+
+    def gather(begin: int) -> torch.Tensor:
+        """The input lies in the output; in its own place for begin = 2 * rank."""
+        data = on_device(2 * size, value=rank + 1)
+        work = dist.all_gather_into_tensor(data, data[begin : begin + 2], async_op=True)
+        assert work is not None
+        work.wait()
+        return data
+
+    def message() -> torch.Tensor:
+        data, received = on_device(4, value=rank), on_device(4, value=-1)
+        works = [dist.isend(data, (rank + 1) % size), dist.irecv(received, (rank - 1) % size)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        return received
+
+    in_order = [float(each + 1) for each in range(size) for _ in range(2)]
+    check(lambda: broadcast(stride=1), 1, [6.0] * 3)
+    check(lambda: broadcast(stride=2), 0, [6.0] * 3)
+    check(reduce, 0, [size * (size + 1) / 2] * 3)
+    check(lambda: gather(begin=1), 2, in_order)
+    check(message, 2, [float((rank - 1) % size)] * 4)
+
+
 if __name__ == "__main__":
+    backend = sys.argv[2] if len(sys.argv) > 2 else "muster"
     device_double.load()
-    dist.init_process_group("muster")
+    dist.init_process_group(backend)
     globals()[sys.argv[1]](dist.get_rank())
     if sys.argv[1] not in ("left", "killed", "kernel_that_hangs"):
         dist.destroy_process_group()

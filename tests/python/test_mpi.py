@@ -13,6 +13,7 @@ from mpi_launchers import MPICH, OPEN_MPI, OPEN_MPI_5, TIMEOUT, Launcher, comman
 
 __all__ = ["launcher"]  # a fixture
 PROGRAM = Path(__file__).with_name("mpi_program.py")
+DEVICE_PROGRAM = Path(__file__).with_name("device_program.py")
 
 
 def run(
@@ -63,6 +64,25 @@ def test_a_library_that_is_not_the_launchers_is_named(launcher: Launcher) -> Non
     assert re.search(r"MPI has 1 ranks.*but (OMPI_COMM_WORLD_SIZE|PMI_SIZE|PMI_RANK)=", output_of(done)), output_of(
         done
     )
+
+
+@pytest.mark.parametrize("takes_memory", ["0", "1"])
+def test_mpi_moves_memory_of_a_device(launcher: Launcher, takes_memory: str, release_build: Path) -> None:
+    if launcher is OPEN_MPI_5:
+        pytest.skip("device_mpi.cpp is linked to libraries of the system")
+    variables = {
+        "MUSTER_MPI_LIBRARY": str(release_build / f"tests/mpi/libdevice_{launcher}.so"),
+        "MUSTER_MPI_DEVICE_MEMORY": takes_memory,
+        "MUSTER_NCCL_LIBRARY": "",
+    }
+    done = run_program(launcher, str(DEVICE_PROGRAM), "over_mpi", "muster-mpi", env=variables)
+    assert done.returncode == 0, output_of(done)
+
+
+def test_a_wrong_setting_of_device_memory_is_refused(launcher: Launcher) -> None:
+    done = run(launcher, "everything", env={"MUSTER_MPI_DEVICE_MEMORY": "yes"})
+    assert done.returncode != 0
+    assert "MUSTER_MPI_DEVICE_MEMORY=yes: set it to 0 or 1" in output_of(done), output_of(done)
 
 
 def test_a_missing_library_is_named(launcher: Launcher) -> None:

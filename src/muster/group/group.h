@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "muster/base/clock.h"
@@ -210,6 +211,9 @@ class Group {
   /// "shm" if all ranks share this host's memory, else the kinds of links to the other ranks ("shm+tcp"), including
   /// links that are not connected yet.
   virtual std::string transport() const = 0;
+  /// True if messages, and collectives that reduce nothing, also take memory of such a device, in one piece.
+  /// `device_type` is torch's name: "cuda", "xpu". All kernels that use the memory must have ended.
+  virtual bool takes_device_memory(std::string_view /*device_type*/) const { return false; }
   /// Memory for tensors that collectives read and write in place. Null if this rank shares no memory with others.
   /// Caution: a signal can stop a rank in the middle of a reduce or all_reduce of such tensors, and the collective then
   /// fails. When the rank continues, it may still write the piece that it had begun, up to 8 KiB of each tensor. Kill

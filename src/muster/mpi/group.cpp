@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "muster/base/hash.h"
@@ -112,6 +113,9 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   uint64_t id() const override { return id_; }
   uint64_t sequence() const override { return calls_.sequence(); }
   std::string transport() const override { return "mpi"; }
+  bool takes_device_memory(std::string_view device_type) const override {
+    return world_.mpi.takes_device_memory(device_type);
+  }
   std::shared_ptr<Arena> arena() const override { return nullptr; }
 
  private:

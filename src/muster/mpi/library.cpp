@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 #include <link.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "muster/mpi/environment.h"
@@ -154,6 +156,7 @@ Result<const Library*> Library::get() {
 
 Result<> Library::load(const std::string& file, void* loaded) {
   MUSTER_TRY(load_functions(loaded, file));
+  MUSTER_TRY(load_device_queries(loaded));
   std::vector<char> text(16384);
   int length = 0;
   MUSTER_TRY(check(Get_library_version(text.data(), &length), "MPI_Get_library_version"));
@@ -234,6 +237,32 @@ Result<> Library::load_functions(void* loaded, const std::string& file) {
 #undef MUSTER_MPI_FUNCTION
   if (missing.empty()) return {};
   return fail(ErrorCode::kUnsupported, fmt::format("{} has no {}: muster needs MPI 3 or newer", file, missing));
+}
+
+Result<> Library::load_device_queries(void* loaded) {
+  // torch calls AMD's GPUs "cuda", too.
+  constexpr std::pair<std::string_view, const char*> kQueries[] = {{"cuda", "MPIX_Query_cuda_support"},
+                                                                   {"cuda", "MPIX_Query_rocm_support"},
+                                                                   {"cuda", "MPIX_Query_hip_support"},
+                                                                   {"xpu", "MPIX_Query_ze_support"}};
+  for (const auto& [device_type, name] : kQueries) {
+    const auto function = reinterpret_cast<int (*)()>(dlsym(loaded, name));
+    if (function != nullptr) device_queries_.push_back({device_type, function});
+  }
+  const std::string_view set = environment("MUSTER_MPI_DEVICE_MEMORY");
+  if (set.empty()) return {};
+  if (set != "0" && set != "1") {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("MUSTER_MPI_DEVICE_MEMORY={}: set it to 0 or 1", set));
+  }
+  device_memory_ = set == "1";
+  return {};
+}
+
+bool Library::takes_device_memory(std::string_view device_type) const {
+  if (device_memory_) return *device_memory_;
+  return std::ranges::any_of(device_queries_, [&](const DeviceQuery& query) {
+    return query.device_type == device_type && query.function() == 1;
+  });
 }
 
 Result<> Library::check(int code, const char* call) const {

@@ -2,7 +2,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "muster/base/error.h"
 
@@ -88,12 +91,24 @@ class Library : public Functions, public Constants {
   /// Turns a return code into an error that names the call.
   Result<> check(int code, const char* call) const;
   int source_of(const Status& status) const;
+  /// True if the library says that its calls take memory of such a device ("cuda" or "xpu", as torch names it).
+  /// MUSTER_MPI_DEVICE_MEMORY (1 or 0) says it for a library that does not, and for other devices. MPI must be
+  /// initialized.
+  bool takes_device_memory(std::string_view device_type) const;
 
  private:
+  /// A function that returns 1 if the library takes memory of such a device.
+  struct DeviceQuery {
+    std::string_view device_type;
+    int (*function)();
+  };
   Result<> load(const std::string& file, void* loaded);
   Result<> load_functions(void* loaded, const std::string& file);
+  Result<> load_device_queries(void* loaded);
 
   std::string version_;
+  std::vector<DeviceQuery> device_queries_;
+  std::optional<bool> device_memory_;  ///< of the environment
 };
 
 }  // namespace muster::mpi

@@ -178,6 +178,7 @@ class ProcessGroupMuster final : public c10d::Backend {
   TensorRequest request(OpType type, const char* title, bool async, at::TensorList outputs = {}) {
     TensorRequest made = coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
     if (made.async) made.outputs = outputs.vec();
+    made.host_group = group_.get();
     made.device_groups = &device_group_;
     return made;
   }

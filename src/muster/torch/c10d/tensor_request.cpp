@@ -78,8 +78,8 @@ TensorRequest::TensorRequest(TensorRequest&&) noexcept = default;
 TensorRequest::~TensorRequest() = default;
 
 /// For a tensor on a device, or beside one. True if the operation takes the tensor's own memory, false if it takes
-/// memory of the host instead.
-bool TensorRequest::choose_memory(const at::Tensor& tensor) {
+/// memory of the host instead. in_one_piece: the operation gets no other memory in the same place.
+bool TensorRequest::choose_memory(const at::Tensor& tensor, bool in_one_piece) {
   if (!tensor.is_cpu() && device_group == nullptr && device_groups != nullptr) {
     device_group = device_groups->for_device(tensor.device());
     check_argument(device_group == nullptr || !uses_host_, title, "some tensors are on the CPU and some on ",
@@ -88,6 +88,10 @@ bool TensorRequest::choose_memory(const at::Tensor& tensor) {
   if (device_group == nullptr) {
     check_argument(tensor.is_cpu() || !is_capturing(tensor.device()), title,
                    "a graph cannot capture it, because tensors on ", tensor.device(), " go through the host");
+    if (in_one_piece && can_be_moved(tensor)) {
+      wait_for_stream(tensor.device());
+      return true;
+    }
     uses_host_ = true;
     return false;
   }
@@ -96,16 +100,39 @@ bool TensorRequest::choose_memory(const at::Tensor& tensor) {
   return true;
 }
 
-BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
+/// True if the group of the host takes the memory of this tensor, which is on a device.
+bool TensorRequest::can_be_moved(const at::Tensor& tensor) const {
+  using c10d::OpType;
+  switch (type) {
+    case OpType::BROADCAST:
+    case OpType::ALLGATHER:
+    case OpType::_ALLGATHER_BASE:
+    case OpType::GATHER:
+    case OpType::SCATTER:
+    case OpType::ALLTOALL:
+    case OpType::ALLTOALL_BASE:
+    case OpType::SEND:
+    case OpType::RECV:
+    case OpType::RECVANYSOURCE:
+      break;
+    default:
+      return false;  // it reduces
+  }
+  if (tensor.is_cpu() || host_group == nullptr) return false;
+  return host_group->takes_device_memory(c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true));
+}
+
+BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy, bool in_list) {
   const Dtype dtype = value_or_throw(check_dense(tensor));
   const bool on_host = tensor.is_cpu() && device_group == nullptr;
   uses_host_ |= on_host;
-  const bool own_memory = on_host || choose_memory(tensor);
+  const bool is_usable = !copy && is_plain(tensor);
+  const bool own_memory = on_host || choose_memory(tensor, is_usable && !in_list);
   const auto view_all = [dtype](const at::Tensor& plain) {
     return BufferView(plain.data_ptr(), static_cast<size_t>(plain.numel()), dtype);
   };
-  if (own_memory && !copy && is_plain(tensor)) {
-    if (async || device_group != nullptr) keep_alive_.push_back(tensor);
+  if (own_memory && is_usable) {
+    if (async || !tensor.is_cpu()) keep_alive_.push_back(tensor);
     return view_all(tensor);
   }
   const at::NoGradGuard no_grad;
@@ -120,7 +147,7 @@ BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy) {
 
 BufferView TensorRequest::in_place_by_pieces(const at::Tensor& tensor) {
   const Dtype dtype = value_or_throw(check_dense(tensor));
-  const bool by_pieces = !tensor.is_cpu() && StagedCopies::is_worth_it(tensor) && !choose_memory(tensor);
+  const bool by_pieces = !tensor.is_cpu() && StagedCopies::is_worth_it(tensor) && !choose_memory(tensor, true);
   if (!by_pieces) return in_place(tensor);
   const at::NoGradGuard no_grad;
   const at::Tensor plain = host_buffer(tensor);
@@ -141,7 +168,7 @@ BufferView TensorRequest::view(const std::vector<at::Tensor>& tensors, Use use) 
   std::vector<Segment> segments;
   segments.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
-    const BufferView here = view(tensor, use, copy);
+    const BufferView here = view(tensor, use, copy, /*in_list=*/true);
     if (here.bytes() == 0) continue;
     if (!segments.empty() && static_cast<uint8_t*>(segments.back().data) + segments.back().bytes == here.data()) {
       segments.back().bytes += here.bytes();  // adjacent, such as consecutive rows of one tensor
@@ -157,13 +184,17 @@ BufferView TensorRequest::copy_if_overlapping(BufferView input, const BufferView
                                               std::optional<size_t> own_offset) {
   if (own_offset && is_block(input, output, *own_offset)) return input;
   if (!overlap(input, output)) return input;
+  check_argument(device_group == nullptr || input.contiguous(), title, "a list of inputs overlaps the output");
+  const auto owner = std::ranges::find_if(keep_alive_, [&](const at::Tensor& tensor) {
+    return input.contiguous() && !tensor.is_cpu() && tensor.const_data_ptr() == input.data();
+  });
   at::Tensor copy;
-  if (device_group == nullptr) {
+  if (owner == keep_alive_.end()) {
     copy = at::empty({static_cast<int64_t>(input.bytes())}, at::kByte);
     input.read(0, copy.mutable_data_ptr(), input.bytes());
   } else {
-    check_argument(input.contiguous(), title, "a list of inputs overlaps the output");
-    copy = bytes_at(input.data(), input.bytes(), device_group->device()).clone();
+    copy = bytes_at(input.data(), input.bytes(), owner->device()).clone();
+    if (device_group == nullptr) wait_for_stream(owner->device());
   }
   keep_alive_.push_back(copy);
   return {copy.mutable_data_ptr(), input.count(), input.dtype()};

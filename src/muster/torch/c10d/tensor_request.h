@@ -22,9 +22,9 @@ class StagedCopies;
 /// copied back at the end. The core needs plain memory of the host (tensor.h), so a request replaces other tensors by
 /// copies. It also copies inputs that overlap the output.
 ///
-/// If the ranks have a group on the device, it gets the memory of a device's tensors. Otherwise such tensors are copied
-/// to the host, in the order of the stream that is current at the call, and the result is there for all streams once
-/// the call has ended.
+/// If the ranks have a group on the device, it gets the memory of a device's tensors. So does a group of the host that
+/// can move such memory (Group::takes_device_memory()). Otherwise such tensors are copied to the host, in the order of
+/// the stream that is current at the call, and the result is there for all streams once the call has ended.
 class TensorRequest {
  public:
   /// Profilers show `title`, which must be static. If `async`, the request keeps the tensors alive, because the caller
@@ -39,6 +39,7 @@ class TensorRequest {
   std::vector<at::Tensor> outputs;            ///< returned by Work::result() and by futures
   c10::SmallVector<Operation, 1> operations;  ///< rarely more than one
   std::vector<Message> messages;
+  const Group* host_group = nullptr;         ///< null: it takes no memory of a device
   LazyDeviceGroup* device_groups = nullptr;  ///< null: tensors on a device go through the host
   DeviceGroup* device_group = nullptr;       ///< runs the operations, if the tensors are on its device
   /// In a coalescing block: the deleter cancels the block if the request is destroyed before it has joined the block.
@@ -93,8 +94,9 @@ class TensorRequest {
 
  private:
   enum class Use { kRead, kInPlace, kWrite };
-  bool choose_memory(const at::Tensor& tensor);
-  BufferView view(const at::Tensor& tensor, Use use, bool copy = false);
+  bool choose_memory(const at::Tensor& tensor, bool in_one_piece);
+  bool can_be_moved(const at::Tensor& tensor) const;
+  BufferView view(const at::Tensor& tensor, Use use, bool copy = false, bool in_list = false);
   BufferView view(const std::vector<at::Tensor>& tensors, Use use);
 
   struct Copy {

@@ -26,6 +26,8 @@ c10::impl::VirtualGuardImpl guard_of(c10::Device device) { return c10::impl::Vir
 
 c10::Stream current_stream(c10::Device device) { return guard_of(device).getStream(device); }
 
+void wait_for_stream(c10::Device device) { guard_of(device).synchronizeStream(current_stream(device)); }
+
 bool is_capturing(c10::Device device) {
 #if MUSTER_TORCH_HAS_NATIVE_STREAMS
   return guard_of(device).isStreamCapturing(current_stream(device));

@@ -11,6 +11,9 @@ namespace muster {
 /// The stream of the device on which the calling thread works.
 c10::Stream current_stream(c10::Device device);
 
+/// Waits until the device has done what that stream was given.
+void wait_for_stream(c10::Device device);
+
 /// True while a graph captures what that stream is given.
 bool is_capturing(c10::Device device);
 

@@ -1,0 +1,71 @@
+// An MPI that takes memory of the device of the tests, as CUDA-aware MPI takes memory of a GPU: it finds the memory of
+// the host behind such an address, and calls the MPI that it is linked to.
+#include <atomic>
+#include <cstdint>
+
+namespace {
+
+using Pointer = void*;  // a handle, too: it is an int in MPICH, in the same register
+using Address = void* (*)(void* address);
+
+std::atomic<Address> host_address = nullptr;
+std::atomic<int> device_buffers = 0;
+
+void* reach(const void* buffer) {
+  void* const given = const_cast<void*>(buffer);
+  const Address find = host_address;
+  void* const found = find != nullptr ? find(given) : given;
+  if (found != given) ++device_buffers;
+  return found;
+}
+
+}  // namespace
+
+extern "C" {
+
+int PMPI_Allgather(const void*, int, Pointer, void*, int, Pointer, Pointer);
+int PMPI_Allgatherv(const void*, int, Pointer, void*, const int*, const int*, Pointer, Pointer);
+int PMPI_Alltoall(const void*, int, Pointer, void*, int, Pointer, Pointer);
+int PMPI_Alltoallv(const void*, const int*, const int*, Pointer, void*, const int*, const int*, Pointer, Pointer);
+int PMPI_Bcast(void*, int, Pointer, int, Pointer);
+int PMPI_Gather(const void*, int, Pointer, void*, int, Pointer, int, Pointer);
+int PMPI_Irecv(void*, int, Pointer, int, int, Pointer, Pointer*);
+int PMPI_Isend(const void*, int, Pointer, int, int, Pointer, Pointer*);
+int PMPI_Scatter(const void*, int, Pointer, void*, int, Pointer, int, Pointer);
+
+void device_mpi_set_host_address(Address function) { host_address = function; }
+/// How many buffers on the device the calls below have been given.
+int device_mpi_buffers() { return device_buffers; }
+
+int MPI_Allgather(const void* from, int sent, Pointer sends, void* to, int received, Pointer receives, Pointer comm) {
+  return PMPI_Allgather(reach(from), sent, sends, reach(to), received, receives, comm);
+}
+int MPI_Allgatherv(const void* from, int sent, Pointer sends, void* to, const int* lengths, const int* offsets,
+                   Pointer receives, Pointer comm) {
+  return PMPI_Allgatherv(reach(from), sent, sends, reach(to), lengths, offsets, receives, comm);
+}
+int MPI_Alltoall(const void* from, int sent, Pointer sends, void* to, int received, Pointer receives, Pointer comm) {
+  return PMPI_Alltoall(reach(from), sent, sends, reach(to), received, receives, comm);
+}
+int MPI_Alltoallv(const void* from, const int* sent, const int* sent_at, Pointer sends, void* to, const int* received,
+                  const int* received_at, Pointer receives, Pointer comm) {
+  return PMPI_Alltoallv(reach(from), sent, sent_at, sends, reach(to), received, received_at, receives, comm);
+}
+int MPI_Bcast(void* buffer, int count, Pointer type, int root, Pointer comm) {
+  return PMPI_Bcast(reach(buffer), count, type, root, comm);
+}
+int MPI_Gather(const void* from, int sent, Pointer sends, void* to, int received, Pointer receives, int root,
+               Pointer comm) {
+  return PMPI_Gather(reach(from), sent, sends, reach(to), received, receives, root, comm);
+}
+int MPI_Irecv(void* buffer, int count, Pointer type, int from, int tag, Pointer comm, Pointer* request) {
+  return PMPI_Irecv(reach(buffer), count, type, from, tag, comm, request);
+}
+int MPI_Isend(const void* buffer, int count, Pointer type, int to, int tag, Pointer comm, Pointer* request) {
+  return PMPI_Isend(reach(buffer), count, type, to, tag, comm, request);
+}
+int MPI_Scatter(const void* from, int sent, Pointer sends, void* to, int received, Pointer receives, int root,
+                Pointer comm) {
+  return PMPI_Scatter(reach(from), sent, sends, reach(to), received, receives, root, comm);
+}
+}
