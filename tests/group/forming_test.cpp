@@ -2,7 +2,7 @@
 #include <future>
 
 #include "group/ranks.h"
-#include "muster/group/form/rank_exchange.h"
+#include "muster/group/form/store_exchange.h"
 #include "muster/store/state/state.h"
 
 namespace muster {
@@ -28,7 +28,7 @@ class HeldStore final : public Store {
 
 /// Connects to the first rank as a rank that wants the host's shared memory does, but sends no request.
 void connect_and_go(Store& store, const GroupSpec& membership, const Bytes& secret) {
-  RankExchange ranks(store, membership);
+  StoreExchange ranks(store, membership);
   const auto leader = ranks.first_rank(test_deadline());
   ASSERT_TRUE(leader);
   const auto loop = *Loop::create();

@@ -60,6 +60,40 @@ TEST(GroupSplit, RefusesUnknownAndRepeatedRanks) {
   });
 }
 
+TEST(GroupDuplicate, HasTheSameRanksAndNeedsNoStore) {
+  for (const char* const transports : {"shm", "unix", "tcp"}) {
+    for (const int size : {1, 3, 20}) {
+      auto store = memory_store();
+      std::vector<std::unique_ptr<Group>> groups(static_cast<size_t>(size));
+      run_ranks(size, [&](Rank rank) {
+        auto group = Group::form(*store, {rank, size, "test", 0}, options_for(transports));
+        ASSERT_TRUE(group) << group.error().to_string();
+        groups[static_cast<size_t>(rank)] = std::move(*group);
+      });
+      store.reset();
+      run_ranks(size, [&](Rank rank) {
+        Group& group = *groups[static_cast<size_t>(rank)];
+        auto duplicate = group.duplicate("own");
+        ASSERT_TRUE(duplicate) << duplicate.error().to_string();
+        EXPECT_EQ((*duplicate)->membership().rank, rank);
+        EXPECT_EQ((*duplicate)->transport(), group.transport());
+        EXPECT_NE((*duplicate)->id(), group.id());
+        group.leave();  // it may go first
+        EXPECT_EQ(sum_of(**duplicate, rank), size * (size - 1) / 2);
+      });
+    }
+  }
+}
+
+TEST(GroupDuplicate, FailsIfARankDoesNotTakePart) {
+  run_with_store(3, [](Group& group, Store&) {
+    if (group.membership().rank == 1) return;  // it leaves
+    const auto duplicate = group.duplicate("own");
+    ASSERT_FALSE(duplicate);
+    EXPECT_EQ(duplicate.error().rank, 1) << duplicate.error().to_string();
+  });
+}
+
 TEST(GroupMerge, MakesOneGroupOfTwo) {
   const auto store = memory_store();
   run_ranks(4, [&](Rank place) {

@@ -50,7 +50,7 @@ class DeviceTest : public testing::TestWithParam<bool> {
       const auto handle = store->clone();
       const auto group = Group::form(**handle, {rank, kRanks, "test", 0}, test::options_for("shm"));
       ASSERT_TRUE(group) << group.error().to_string();
-      LazyDeviceGroup on_device(**group, **handle);
+      LazyDeviceGroup on_device(**group);
       DistributedDataParallelOptions here = options;
       here.device_group = &on_device;
       const auto model = std::make_shared<NetImpl>(1 + static_cast<uint64_t>(rank), device_of(rank));

@@ -8,10 +8,13 @@
 #include "muster/base/process_owned.h"
 #include "muster/group/engine/collective_engine.h"
 #include "muster/group/engine/fingerprint_check.h"
+#include "muster/group/form/parent_exchange.h"
+#include "muster/group/form/store_exchange.h"
 #include "muster/group/operations.h"
 #include "muster/group/queue/call_queue.h"
 #include "muster/group/recorders.h"
 #include "muster/group/shutdown_errors.h"
+#include "muster/io/connect/handshake.h"
 
 namespace muster {
 namespace {
@@ -115,20 +118,14 @@ class GroupImpl final : public Group, public ProcessOwned<GroupImpl>, private Ca
   CallQueue calls_;
 };
 
-}  // namespace
-
-Result<std::unique_ptr<Group>> Group::form(Store& store, const GroupSpec& asked, const GroupOptions& options) {
-  if (asked.size < 1 || asked.rank < 0 || asked.rank >= asked.size) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("rank {} of {}: a group needs a size of at least 1 and ranks from 0 to size - 1",
-                            asked.rank, asked.size));
-  }
-  GroupSpec spec = asked;
+/// The ranks have the options in common.
+Result<std::unique_ptr<Group>> form_over(RankExchange& ranks, const GroupOptions& options) {
+  GroupSpec spec = ranks.spec();
   const auto during = [&](const Error& error) {
     return tl::unexpected(error.in(fmt::format("forming group \"{}\" at rank {}", spec.name, spec.rank)));
   };
   const Deadline deadline = Deadline::after(options.timeout);
-  auto mesh = form_mesh(store, spec, options, deadline);
+  auto mesh = form_mesh(ranks, options, deadline);
   if (!mesh) return during(mesh.error());
   spec.name = mesh->name;
   const auto p2p = std::move(mesh->p2p);
@@ -137,6 +134,28 @@ Result<std::unique_ptr<Group>> Group::form(Store& store, const GroupSpec& asked,
   auto group = std::make_unique<GroupImpl>(std::move(*engine), p2p, spec, options);
   p2p->on_failure([owner = group.get()](const Error& why) { owner->abort(why); });
   return group;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Group>> Group::form(Store& store, const GroupSpec& asked, const GroupOptions& options) {
+  if (asked.size < 1 || asked.rank < 0 || asked.rank >= asked.size) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("rank {} of {}: a group needs a size of at least 1 and ranks from 0 to size - 1",
+                            asked.rank, asked.size));
+  }
+  StoreExchange ranks(store, asked);
+  return form_over(ranks, options);
+}
+
+Result<std::unique_ptr<Group>> Group::form_duplicate(const GroupSpec& duplicate) {
+  GroupOptions options = inherited_options();
+  if (Bytes& secret = options.credentials.secret; secret.empty()) {
+    secret = generate_secret();
+    MUSTER_TRY(broadcast({secret.data(), secret.size(), Dtype::kUint8}, 0).wait());
+  }
+  ParentExchange ranks(*this, duplicate);
+  return form_over(ranks, options);
 }
 
 }  // namespace muster

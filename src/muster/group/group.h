@@ -183,9 +183,13 @@ class Group {
   /// A random number that is equal at all ranks. A group that forms again under the same name has another one.
   virtual uint64_t id() const = 0;
 
-  // The functions below form new groups. The ranks of a new group exchange addresses through `store`, under their own
-  // keys. A new group inherits this group's options and timeout, and may outlive this group. Each new group of one
-  // parent needs its own `name`.
+  // The functions below form new groups. A new group inherits this group's options and timeout, and may outlive this
+  // group. Each new group of one parent needs its own `name`. Except for duplicate(), the ranks of a new group exchange
+  // addresses through `store`, under their own keys.
+
+  /// Forms a group of the same ranks, whose calls need no common order with the calls of this group. A collective of
+  /// this group: the ranks exchange addresses over it, and send nothing to a store.
+  Result<std::unique_ptr<Group>> duplicate(const std::string& name);
 
   /// Forms a group of `ranks`, which become ranks 0, 1, ... in that order. All of them must call this with the same
   /// list. Other ranks may call it and get null. kInvalidArgument for a rank that is not in this group or that is
@@ -225,11 +229,15 @@ class Group {
   virtual Work begin(Operation&& operation, const CallOptions& options) = 0;
   /// Begins several in their order. The Work is that of the last one.
   virtual Work begin_all(std::vector<Operation>&& operations, const CallOptions& options);
+  /// Forms a group of the same ranks over this one. `duplicate` describes the new group.
+  virtual Result<std::unique_ptr<Group>> form_duplicate(const GroupSpec& duplicate);
   /// Forms a group of `ranks` of this group, of which this rank is one. `child` describes the new group.
   virtual Result<std::unique_ptr<Group>> form_child(Store& store, const std::vector<Rank>& ranks,
                                                     const GroupSpec& child);
   /// Forms a group of ranks from several groups.
   virtual Result<std::unique_ptr<Group>> form_merged(Store& store, const GroupSpec& merged);
+  /// The options of a group that this one forms.
+  GroupOptions inherited_options() const;
 
  private:
   Result<std::unique_ptr<Group>> form_among(Store& store, const std::vector<Rank>& ranks, const std::string& name);

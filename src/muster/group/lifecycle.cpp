@@ -25,22 +25,22 @@ Result<> check_members(const std::vector<Rank>& ranks, int size, const char* wha
   return {};
 }
 
-GroupOptions inherited(const Group& parent) {
-  GroupOptions options = parent.options();
-  options.timeout = parent.timeout();
-  options.arena = parent.arena();
-  return options;
-}
-
 }  // namespace
+
+GroupOptions Group::inherited_options() const {
+  GroupOptions inherited = options();
+  inherited.timeout = timeout();
+  inherited.arena = arena();
+  return inherited;
+}
 
 Result<std::unique_ptr<Group>> Group::form_child(Store& store, const std::vector<Rank>& /*ranks*/,
                                                  const GroupSpec& child) {
-  return form(store, child, inherited(*this));
+  return form(store, child, inherited_options());
 }
 
 Result<std::unique_ptr<Group>> Group::form_merged(Store& store, const GroupSpec& merged) {
-  return form(store, merged, inherited(*this));
+  return form(store, merged, inherited_options());
 }
 
 /// This rank must be one of `ranks`.
@@ -52,6 +52,12 @@ Result<std::unique_ptr<Group>> Group::form_among(Store& store, const std::vector
                         .name = fmt::format("{}/{}", self.name, name),
                         .generation = self.generation};
   return form_child(store, ranks, child);
+}
+
+Result<std::unique_ptr<Group>> Group::duplicate(const std::string& name) {
+  GroupSpec same = membership();
+  same.name = fmt::format("{}/{}", same.name, name);
+  return form_duplicate(same);
 }
 
 Result<std::unique_ptr<Group>> Group::split(Store& store, const std::vector<Rank>& ranks, const std::string& name) {

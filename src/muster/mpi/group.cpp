@@ -128,9 +128,10 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
                                             const GroupSpec& child) override {
     std::vector<Rank> members;
     for (const Rank rank : ranks) members.push_back(world_ranks_[static_cast<size_t>(rank)]);
-    GroupOptions options = options_;
-    options.timeout = timeout();
-    return form_group(members, child.name, options);
+    return form_group(members, child.name, inherited_options());
+  }
+  Result<std::unique_ptr<Group>> form_duplicate(const GroupSpec& duplicate) override {
+    return form_group(world_ranks_, duplicate.name, inherited_options());
   }
   Result<std::unique_ptr<Group>> form_merged(Store& /*store*/, const GroupSpec& /*spec*/) override {
     return fail(ErrorCode::kUnsupported, "a group over MPI cannot be merged: MPI knows the ranks of the job only");

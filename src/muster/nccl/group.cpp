@@ -305,6 +305,10 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     MUSTER_ASSIGN(std::unique_ptr<Group> host, host_->split(store, ranks, child.name));
     return form_group(std::move(host), device_);
   }
+  Result<std::unique_ptr<Group>> form_duplicate(const GroupSpec& duplicate) override {
+    MUSTER_ASSIGN(std::unique_ptr<Group> host, host_->duplicate(duplicate.name));
+    return form_group(std::move(host), device_);
+  }
   Result<std::unique_ptr<Group>> form_merged(Store& store, const GroupSpec& merged) override {
     MUSTER_ASSIGN(std::unique_ptr<Group> host, host_->merge(store, merged));
     return form_group(std::move(host), device_);

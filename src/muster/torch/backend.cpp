@@ -44,10 +44,9 @@ void ProcessGroupMuster::release_resources() {
   const std::unique_ptr<DeviceGroup> on_device = device_group_.release();
   if (getpid() != process_) {
     static_cast<void>(store_.release());  // it is the parent's, as are the groups (base/process_owned.h)
-    if (on_device) static_cast<void>(on_device->store.release());
     group_.reset();
   } else if (callbacks_.released) {
-    if (on_device) callbacks_.released(std::move(on_device->store), std::move(on_device->group));
+    if (on_device) callbacks_.released(nullptr, std::move(on_device->group));
     callbacks_.released(std::move(store_), std::move(group_));
   } else {
     if (on_device) on_device->group.reset();

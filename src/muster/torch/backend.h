@@ -202,7 +202,7 @@ class ProcessGroupMuster final : public c10d::Backend {
 
   std::unique_ptr<Store> store_;  // outlives the group, which may still use it
   std::unique_ptr<Group> group_;
-  LazyDeviceGroup device_group_{*group_, *store_};
+  LazyDeviceGroup device_group_{*group_};
   std::atomic<Milliseconds> timeout_;
   std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const Callbacks callbacks_;

@@ -8,7 +8,6 @@
 
 #include "muster/base/random.h"
 #include "muster/group/form/host_comm_exchange.h"
-#include "muster/group/form/rank_exchange.h"
 #include "muster/io/connect/handshake.h"
 #include "muster/io/host_identity.h"
 #include "muster/io/outward_address.h"
@@ -25,8 +24,8 @@ Address related_address(const std::string& local_address, const std::string& suf
 /// The state of form_mesh(). Each step of build() leaves its result in a field for the later steps.
 class MeshBuilder {
  public:
-  MeshBuilder(Store& store, const GroupSpec& spec, const GroupOptions& options, const Deadline& deadline)
-      : spec_(spec), options_(options), deadline_(deadline), ranks_(store, spec) {}
+  MeshBuilder(RankExchange& ranks, const GroupOptions& options, const Deadline& deadline)
+      : spec_(ranks.spec()), options_(options), deadline_(deadline), ranks_(ranks) {}
 
   Result<Mesh> build() {
     MUSTER_ASSIGN(allowed_, parse_transports(options_.transports));
@@ -102,7 +101,7 @@ class MeshBuilder {
     return true;
   }
 
-  /// Without a job secret, rank 0 shares one through the store, so every process that can read the store can join the
+  /// Without a job secret, rank 0 shares one in its record, so every process that can read the store can join the
   /// group.
   Result<> agree_on_secret(RankInfo& self) {
     if (spec_.rank == 0) {
@@ -150,7 +149,7 @@ class MeshBuilder {
     return {};
   }
 
-  /// A second exchange through the store, only for groups that need TCP, so that other groups open no port. All ranks
+  /// A second exchange, only for groups that need TCP, so that other groups open no port. All ranks
   /// see the same members, so all ranks agree on whether this exchange happens.
   Result<> exchange_tcp_addresses() {
     const bool one_host = std::ranges::all_of(
@@ -227,10 +226,10 @@ class MeshBuilder {
     return {};
   }
 
-  const GroupSpec& spec_;
+  const GroupSpec spec_;  ///< with the requested name
   const GroupOptions& options_;
   const Deadline deadline_;
-  RankExchange ranks_;
+  RankExchange& ranks_;
   LinkIdentity identity_;
   std::vector<Transport> allowed_;
   std::vector<Transport> chosen_;  ///< by rank
@@ -244,8 +243,8 @@ class MeshBuilder {
 
 }  // namespace
 
-Result<Mesh> form_mesh(Store& store, const GroupSpec& spec, const GroupOptions& options, const Deadline& deadline) {
-  return MeshBuilder(store, spec, options, deadline).build();
+Result<Mesh> form_mesh(RankExchange& ranks, const GroupOptions& options, const Deadline& deadline) {
+  return MeshBuilder(ranks, options, deadline).build();
 }
 
 }  // namespace muster

@@ -5,11 +5,12 @@
 #include <vector>
 
 #include "muster/collective/cost/tuning.h"
+#include "muster/group/form/rank_exchange.h"
 #include "muster/group/form/topology.h"
-#include "muster/transport/links/link_table.h"
 #include "muster/group/p2p/p2p_engine.h"
 #include "muster/io/loop.h"
 #include "muster/shm/host_comm.h"
+#include "muster/transport/links/link_table.h"
 
 namespace muster {
 
@@ -17,7 +18,7 @@ namespace muster {
 /// a time: the thread that drives the loop.
 struct Mesh {
   std::unique_ptr<Loop> loop;     ///< must outlive the links
-  std::string name;               ///< of the group: the requested name, or that name with a number (RankExchange)
+  std::string name;               ///< of the group: the requested name, or that name with a number (StoreExchange)
   std::vector<RankInfo> members;  ///< by rank
   std::unique_ptr<LinkTable> link_table;  ///< links for collectives; p2p has its own links
   Topology topology;
@@ -30,8 +31,8 @@ struct Mesh {
   std::string transport;
 };
 
-/// Exchanges addresses through the store and connects the ranks by the best transport that both ends can use: all pairs
+/// Exchanges addresses and connects the ranks by the best transport that both ends can use: all pairs
 /// of ranks, or a tree in large groups. Fails at the deadline with an error that names the missing ranks.
-Result<Mesh> form_mesh(Store& store, const GroupSpec& spec, const GroupOptions& options, const Deadline& deadline);
+Result<Mesh> form_mesh(RankExchange& ranks, const GroupOptions& options, const Deadline& deadline);
 
 }  // namespace muster

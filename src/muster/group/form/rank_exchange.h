@@ -4,61 +4,34 @@
 #include <string>
 #include <vector>
 
+#include "muster/collective/group_spec.h"
 #include "muster/collective/rank_info.h"
-#include "muster/group/group.h"
 
 namespace muster {
 
-/// Exchanges the ranks' addresses through the store, under keys of this group and generation only. Each rank makes two
-/// writes and at most three reads at any group size. In large groups only rank 0 reads every record. The other ranks
-/// read its list, which is one key that a store proxy fetches once for a node.
-///
-/// The store may hold an earlier group of the same name, formed by other processes. Then this group becomes "name#2",
-/// and so on. The ranks agree on the number through the store alone, because a process does not know which groups the
-/// others formed before. For a rank that arrives now, a group is over once all its records exist or one of its ranks
-/// has given up. A rank goes on to the next group if another process has its rank number in a group that is over, or if
-/// a rank of its group gave up. The first group of a name needs no additional round trip for this. A later group costs
-/// each rank about four round trips.
+/// How the ranks of a group that forms tell each other their addresses. Each rank calls announce() and then members().
 class RankExchange {
  public:
-  RankExchange(Store& store, GroupSpec spec);
-
+  virtual ~RankExchange() = default;
   /// The spec, with the name under which the group forms now.
-  const GroupSpec& spec() const { return spec_; }
+  virtual const GroupSpec& spec() const = 0;
 
-  /// Writes this rank's record. Returns false if this group is over; the caller must then call next_group().
+  /// Publishes this rank's record. Returns false if this group is over; the caller must then call next_group().
   /// kAlreadyExists if another process has announced the same rank; the error names that process.
-  Result<bool> announce(const RankInfo& self, const Deadline& deadline);
+  virtual Result<bool> announce(const RankInfo& self, const Deadline& deadline) = 0;
   /// Waits for rank 0's record.
-  Result<RankInfo> first_rank(const Deadline& deadline);
+  virtual Result<RankInfo> first_rank(const Deadline& deadline) = 0;
   /// Waits for the records of all ranks, in the order of ranks. Returns nullopt if this group is over; the caller must
   /// then call next_group(). kMismatch if a rank has another world size. kTimeout names the ranks that did not come.
-  Result<std::optional<std::vector<RankInfo>>> members(const Deadline& deadline);
+  virtual Result<std::optional<std::vector<RankInfo>>> members(const Deadline& deadline) = 0;
   /// Goes on to the next group of this name.
-  Result<> next_group(const Deadline& deadline);
+  virtual Result<> next_group(const Deadline& deadline) = 0;
   /// Called by a rank that announced itself. Marks the group as over, so that ranks that come later join the next group
   /// of the name.
-  void give_up(const RankInfo& self);
-  /// A second exchange: every rank writes a text, and all ranks get all texts, in the order of ranks.
-  Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
-                                            const Deadline& deadline);
-
- private:
-  Result<bool> is_over(const RankInfo& holder, const Deadline& deadline);
-  Result<> wait_for(const std::vector<Key>& keys, const Deadline& deadline);
-  Result<std::vector<Bytes>> collect(const std::string& topic, const Deadline& deadline);
-  Result<std::vector<Bytes>> read_each(const std::string& topic, const Deadline& deadline);
-  Error missing(const std::string& topic, const Error& cause);
-
-  Store& base_;
-  GroupSpec spec_;
-  std::string name_;  ///< the name without "#number"
-  uint64_t number_ = 1;
-  std::string previous_process_;  ///< the process that had this rank in the first group; empty if there was none
-  bool warned_ = false;
-  /// Keys of the first group. Its key "latest" is the number of the last group that formed.
-  std::unique_ptr<Store> first_;
-  std::unique_ptr<Store> store_;  ///< keys of this group
+  virtual void give_up(const RankInfo& self) = 0;
+  /// A second exchange: every rank gives a text, and all ranks get all texts, in the order of ranks.
+  virtual Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
+                                                    const Deadline& deadline) = 0;
 };
 
 }  // namespace muster

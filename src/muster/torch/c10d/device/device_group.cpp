@@ -6,9 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdlib>
-#include <numeric>
 #include <utility>
-#include <vector>
 
 #include "muster/base/log.h"
 #include "muster/nccl/group.h"
@@ -51,33 +49,34 @@ class TorchDevice final : public nccl::Device {
   const c10::Device device_;
 };
 
+bool is_asked_for() {
+  const char* const library = std::getenv("MUSTER_NCCL_LIBRARY");
+  return library != nullptr && *library != '\0';
+}
+
 bool has_library() {
-  const char* const named = std::getenv("MUSTER_NCCL_LIBRARY");
-  if (named == nullptr || *named == '\0') return false;
   const auto library = nccl::Library::get();
   if (!library) log(LogLevel::kWarning, "tensors on a device go through the host: " + library.error().to_string());
   return library.has_value();
 }
 #endif
 
-/// Collective over `host`; the new group owns it and `store`.
-std::unique_ptr<DeviceGroup> form_device_group(std::unique_ptr<Store> store, std::unique_ptr<Group> host,
-                                               c10::Device device) {
+/// Collective over `host`, if NCCL is asked for: at all ranks, or at none.
+std::unique_ptr<DeviceGroup> form_device_group(Group& host, c10::Device device) {
 #if MUSTER_TORCH_HAS_NATIVE_STREAMS
+  if (!is_asked_for()) return nullptr;
   uint8_t usable = has_library() ? 1 : 0;
-  value_or_throw(host->all_reduce({&usable, 1, Dtype::kUint8}, ReduceOp::kMin).wait());
+  value_or_throw(host.all_reduce({&usable, 1, Dtype::kUint8}, ReduceOp::kMin).wait());
   if (usable != 0) {
     const c10::impl::VirtualGuardImpl guard(device.type());
     const c10::DeviceGuard here(device);  // NCCL takes the thread's current device
-    const bool is_first = host->membership().rank == 0;
-    auto formed = nccl::form_group(std::move(host), std::make_shared<TorchDevice>(device));
-    auto group = value_or_throw(std::move(formed));
+    const bool is_first = host.membership().rank == 0;
+    auto own = value_or_throw(host.duplicate("device"));
+    auto group = value_or_throw(nccl::form_group(std::move(own), std::make_shared<TorchDevice>(device)));
     if (is_first) log(LogLevel::kInfo, c10::str("collectives of tensors on ", device.type(), " run over NCCL"));
-    return std::make_unique<DeviceGroup>(
-        DeviceGroup{std::move(store), std::move(group), guard.getStreamFromGlobalPool(device)});
+    return std::make_unique<DeviceGroup>(DeviceGroup{std::move(group), guard.getStreamFromGlobalPool(device)});
   }
 #endif
-  (void)store;
   (void)host;
   (void)device;
   return nullptr;
@@ -94,11 +93,7 @@ DeviceGroup* LazyDeviceGroup::for_device(c10::Device device) {
                  "the first call with tensors on a device connects the ranks, which a graph cannot capture: make one "
                  "before the capture"});
   }
-  std::vector<Rank> ranks(static_cast<size_t>(host_.membership().size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  auto store = value_or_throw(store_.clone());
-  auto host = value_or_throw(host_.split(*store, ranks, "device"));
-  auto formed = form_device_group(std::move(store), std::move(host), device);
+  auto formed = form_device_group(host_, device);
   const std::lock_guard lock(mutex_);
   group_ = std::move(formed);
   // The group of the host may have been aborted meanwhile.

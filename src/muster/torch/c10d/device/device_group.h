@@ -12,7 +12,6 @@ namespace muster {
 
 /// A group whose collectives run on a device, over NCCL, and the stream of the device for them.
 struct DeviceGroup {
-  std::unique_ptr<Store> store;  ///< outlives the group
   std::unique_ptr<Group> group;
   c10::Stream stream;
   c10::Device device() const { return stream.device(); }
@@ -21,11 +20,12 @@ struct DeviceGroup {
 /// The group on a device of the ranks of a group. It is formed for the first tensor on a device. Thread-safe.
 class LazyDeviceGroup {
  public:
-  /// `host` was formed in `store`. Both must outlive this object. At most one for each group.
-  LazyDeviceGroup(Group& host, Store& store) : host_(host), store_(store) {}
+  /// The group must outlive this object. At most one for each group.
+  explicit LazyDeviceGroup(Group& host) : host_(host) {}
 
   /// The first call forms the group, so all ranks must make it. Null unless MUSTER_NCCL_LIBRARY names a library that
-  /// can be loaded at all ranks: then tensors on a device go through the host. Throws if NCCL fails, as it does for two
+  /// can be loaded at all ranks: then tensors on a device go through the host. The variable must be set at all ranks or
+  /// at none. Throws if NCCL fails, as it does for two
   /// ranks on one GPU.
   DeviceGroup* for_device(c10::Device device);
   /// Null if it has not been formed. Does not wait while another thread forms it.
@@ -35,7 +35,6 @@ class LazyDeviceGroup {
 
  private:
   Group& host_;
-  Store& store_;
   std::mutex forming_;
   mutable std::mutex mutex_;  ///< guards the next field, which changes only while `forming_` is held, too
   std::optional<std::unique_ptr<DeviceGroup>> group_;  ///< empty until the first tensor on a device

@@ -1,4 +1,4 @@
-#include "muster/group/form/rank_exchange.h"
+#include "muster/group/form/store_exchange.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -39,14 +39,14 @@ constexpr Duration kQuietTime = std::chrono::seconds(10);
 
 }  // namespace
 
-RankExchange::RankExchange(Store& store, GroupSpec spec)
+StoreExchange::StoreExchange(Store& store, GroupSpec spec)
     : base_(store),
       spec_(std::move(spec)),
       name_(spec_.name),
       first_(keys_of(spec_, store)),
       store_(keys_of(spec_, store)) {}
 
-Result<bool> RankExchange::announce(const RankInfo& self, const Deadline& deadline) {
+Result<bool> StoreExchange::announce(const RankInfo& self, const Deadline& deadline) {
   const Bytes record = encode(self);
   MUSTER_ASSIGN(const auto stored, store_->compare_set(key("member", self.rank), {}, record, deadline));
   if (stored == record) return true;
@@ -63,14 +63,14 @@ Result<bool> RankExchange::announce(const RankInfo& self, const Deadline& deadli
 }
 
 /// True if a rank that arrives now cannot join the group any more. `holder` is one of the group's ranks.
-Result<bool> RankExchange::is_over(const RankInfo& holder, const Deadline& deadline) {
+Result<bool> StoreExchange::is_over(const RankInfo& holder, const Deadline& deadline) {
   if (holder.gave_up()) return true;
   if (holder.size <= 0) return fail(ErrorCode::kProtocol, "a rank's record has an invalid size");
   return store_->check(holder.size > kMaxReaders ? std::vector<Key>{list("member")} : keys("member", holder.size),
                        deadline);
 }
 
-Result<> RankExchange::next_group(const Deadline& deadline) {
+Result<> StoreExchange::next_group(const Deadline& deadline) {
   uint64_t latest = 0;
   MUSTER_ASSIGN(const bool known, first_->check({"latest"}, deadline));
   if (known) {
@@ -86,7 +86,7 @@ Result<> RankExchange::next_group(const Deadline& deadline) {
   return {};
 }
 
-void RankExchange::give_up(const RankInfo& self) {
+void StoreExchange::give_up(const RankInfo& self) {
   RankInfo gone = self;
   gone.instance = RankInfo::kGaveUp;
   const Deadline deadline = Deadline::after(kLastQueryTime);
@@ -100,7 +100,7 @@ void RankExchange::give_up(const RankInfo& self) {
 
 /// Waits for the keys for a short time and logs a warning if they do not arrive. Does nothing if no other process had
 /// this rank in the first group of the name: then the read that follows does the waiting.
-Result<> RankExchange::wait_for(const std::vector<Key>& keys, const Deadline& deadline) {
+Result<> StoreExchange::wait_for(const std::vector<Key>& keys, const Deadline& deadline) {
   if (previous_process_.empty() || warned_) return {};
   warned_ = true;
   const auto there = store_->wait(keys, deadline.or_sooner(Deadline::after(kQuietTime).when()));
@@ -112,14 +112,14 @@ Result<> RankExchange::wait_for(const std::vector<Key>& keys, const Deadline& de
   return {};
 }
 
-Result<RankInfo> RankExchange::first_rank(const Deadline& deadline) {
+Result<RankInfo> StoreExchange::first_rank(const Deadline& deadline) {
   MUSTER_TRY(wait_for({key("member", 0)}, deadline));
   const auto record = store_->get(key("member", 0), deadline);
   if (!record) return tl::unexpected(missing("member", record.error()));
   return parse_rank_info(*record);
 }
 
-Result<std::optional<std::vector<RankInfo>>> RankExchange::members(const Deadline& deadline) {
+Result<std::optional<std::vector<RankInfo>>> StoreExchange::members(const Deadline& deadline) {
   // Reads rank 0's record first, so that a rank with a larger world size fails at once, not at the deadline.
   MUSTER_ASSIGN(const auto first, first_rank(deadline));
   const auto check = [this](const RankInfo& member) -> Result<> {
@@ -157,8 +157,8 @@ Result<std::optional<std::vector<RankInfo>>> RankExchange::members(const Deadlin
   return members;
 }
 
-Result<std::vector<std::string>> RankExchange::exchange(const std::string& topic, const std::string& mine,
-                                                        const Deadline& deadline) {
+Result<std::vector<std::string>> StoreExchange::exchange(const std::string& topic, const std::string& mine,
+                                                         const Deadline& deadline) {
   MUSTER_TRY(store_->set(key(topic, spec_.rank), as_bytes(mine), deadline));
   MUSTER_ASSIGN(const auto values, collect(topic, deadline));
   std::vector<std::string> texts;
@@ -166,7 +166,7 @@ Result<std::vector<std::string>> RankExchange::exchange(const std::string& topic
   return texts;
 }
 
-Result<std::vector<Bytes>> RankExchange::collect(const std::string& topic, const Deadline& deadline) {
+Result<std::vector<Bytes>> StoreExchange::collect(const std::string& topic, const Deadline& deadline) {
   if (spec_.size <= kMaxReaders) return read_each(topic, deadline);
   if (spec_.rank == 0) {
     MUSTER_ASSIGN(auto values, read_each(topic, deadline));
@@ -188,7 +188,7 @@ Result<std::vector<Bytes>> RankExchange::collect(const std::string& topic, const
   return values;
 }
 
-Result<std::vector<Bytes>> RankExchange::read_each(const std::string& topic, const Deadline& deadline) {
+Result<std::vector<Bytes>> StoreExchange::read_each(const std::string& topic, const Deadline& deadline) {
   const auto all = keys(topic, spec_.size);
   MUSTER_TRY(wait_for(all, deadline));
   auto values = store_->multi_get(all, deadline);
@@ -197,7 +197,7 @@ Result<std::vector<Bytes>> RankExchange::read_each(const std::string& topic, con
   return values;
 }
 
-Error RankExchange::missing(const std::string& topic, const Error& cause) {
+Error StoreExchange::missing(const std::string& topic, const Error& cause) {
   if (cause.code != ErrorCode::kTimeout) return cause;
   std::vector<Rank> absent;
   for (Rank rank = 0; rank < spec_.size; ++rank) {

@@ -1,0 +1,59 @@
+#include "muster/group/form/parent_exchange.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace muster {
+namespace {
+
+constexpr uint64_t kMaxText = 1 << 20;  ///< bytes; a record has some hundred
+
+}  // namespace
+
+Result<bool> ParentExchange::announce(const RankInfo& self, const Deadline& deadline) {
+  MUSTER_ASSIGN(const auto records, exchange("member", to_string(encode(self)), deadline));
+  for (const std::string& record : records) {
+    MUSTER_ASSIGN(members_.emplace_back(), parse_rank_info(as_bytes(record)));
+  }
+  return true;
+}
+
+Result<RankInfo> ParentExchange::first_rank(const Deadline& /*deadline*/) {
+  if (members_.empty()) return fail(ErrorCode::kInternal, "rank 0 is not known before announce()");
+  return members_.front();
+}
+
+Result<std::optional<std::vector<RankInfo>>> ParentExchange::members(const Deadline& /*deadline*/) { return members_; }
+
+Result<> ParentExchange::next_group(const Deadline& /*deadline*/) {
+  return fail(ErrorCode::kInternal, "the name of a group that is formed over another one is never taken");
+}
+
+Result<std::vector<std::string>> ParentExchange::exchange(const std::string& /*topic*/, const std::string& mine,
+                                                          const Deadline& deadline) {
+  // A timeout of zero would be the parent's own.
+  const auto options = [&deadline] { return CallOptions{.timeout = std::max(deadline.left(), Duration(1ms))}; };
+  const auto size = static_cast<size_t>(spec_.size);
+  uint64_t length = mine.size();
+  std::vector<uint64_t> lengths(size);
+  MUSTER_TRY(
+      parent_.all_gather({&length, 1, Dtype::kUint64}, {lengths.data(), size, Dtype::kUint64}, options()).wait());
+  if (std::ranges::any_of(lengths, [](uint64_t each) { return each > kMaxText; })) {
+    return fail(ErrorCode::kProtocol, "the record of a rank is too long");
+  }
+  std::string all(std::accumulate(lengths.begin(), lengths.end(), size_t{0}), ' ');
+  std::string own = mine;
+  MUSTER_TRY(parent_
+                 .all_gather({own.data(), own.size(), Dtype::kUint8}, {all.data(), all.size(), Dtype::kUint8},
+                             options(), {lengths.begin(), lengths.end()})
+                 .wait());
+  std::vector<std::string> texts;
+  size_t begin = 0;
+  for (const uint64_t each : lengths) {
+    texts.push_back(all.substr(begin, each));
+    begin += each;
+  }
+  return texts;
+}
+
+}  // namespace muster
