@@ -31,8 +31,8 @@ struct Mesh {
   std::string transport;
 };
 
-/// Exchanges addresses and connects the ranks by the best transport that both ends can use: all pairs
-/// of ranks, or a tree in large groups. Fails at the deadline with an error that names the missing ranks.
+/// Exchanges addresses and connects the ranks by the best transport that both ends can use: all pairs of ranks, or a
+/// tree in large groups. Fails at the deadline with an error that names the missing ranks.
 Result<Mesh> form_mesh(RankExchange& ranks, const GroupOptions& options, const Deadline& deadline);
 
 }  // namespace muster

@@ -1,7 +1,10 @@
 #include "muster/group/form/parent_exchange.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace muster {
 namespace {
@@ -13,7 +16,11 @@ constexpr uint64_t kMaxText = 1 << 20;  ///< bytes; a record has some hundred
 Result<bool> ParentExchange::announce(const RankInfo& self, const Deadline& deadline) {
   MUSTER_ASSIGN(const auto records, exchange("member", to_string(encode(self)), deadline));
   for (const std::string& record : records) {
-    MUSTER_ASSIGN(members_.emplace_back(), parse_rank_info(as_bytes(record)));
+    MUSTER_ASSIGN(RankInfo member, parse_rank_info(as_bytes(record)));
+    if (member.rank != static_cast<Rank>(members_.size()) || member.size != spec_.size) {
+      return fail(ErrorCode::kProtocol, fmt::format("the record of rank {} belongs to another rank", members_.size()));
+    }
+    members_.push_back(std::move(member));
   }
   return true;
 }
