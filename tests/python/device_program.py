@@ -434,6 +434,7 @@ def over_mpi(rank: int) -> None:
     check(lambda: broadcast(stride=2), 0, [6.0] * 3)
     check(reduce, 0, [size * (size + 1) / 2] * 3)
     check(lambda: gather(begin=1), 2, in_order)
+    check(lambda: gather(begin=2 * rank), 1, in_order)
     check(message, 2, [float((rank - 1) % size)] * 4)
 
 

@@ -118,7 +118,7 @@ class GroupImpl final : public Group, public ProcessOwned<GroupImpl>, private Ca
   CallQueue calls_;
 };
 
-/// The ranks have the options in common.
+/// Forms a group of the ranks that meet in `ranks`. All must have equal options.
 Result<std::unique_ptr<Group>> form_over(RankExchange& ranks, const GroupOptions& options) {
   GroupSpec spec = ranks.spec();
   const auto during = [&](const Error& error) {

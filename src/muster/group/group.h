@@ -188,7 +188,8 @@ class Group {
   // addresses through `store`, under their own keys.
 
   /// Forms a group of the same ranks, whose calls need no common order with the calls of this group. A collective of
-  /// this group: the ranks exchange addresses over it, and send nothing to a store.
+  /// this group: the ranks exchange addresses over it, and send nothing to a store. If it fails at one rank, the others
+  /// wait for that rank in a collective of this group, which then fails.
   Result<std::unique_ptr<Group>> duplicate(const std::string& name);
 
   /// Forms a group of `ranks`, which become ranks 0, 1, ... in that order. All of them must call this with the same
@@ -215,8 +216,8 @@ class Group {
   /// "shm" if all ranks share this host's memory, else the kinds of links to the other ranks ("shm+tcp"), including
   /// links that are not connected yet.
   virtual std::string transport() const = 0;
-  /// True if messages, and collectives that reduce nothing, also take memory of such a device, in one piece.
-  /// `device_type` is torch's name: "cuda", "xpu". All kernels that use the memory must have ended.
+  /// True if messages, and collectives that do not reduce, take contiguous memory of devices of this type ("cuda" or
+  /// "xpu", as torch names it). The caller must first wait for the kernels that use the memory.
   virtual bool takes_device_memory(std::string_view /*device_type*/) const { return false; }
   /// Memory for tensors that collectives read and write in place. Null if this rank shares no memory with others.
   /// Caution: a signal can stop a rank in the middle of a reduce or all_reduce of such tensors, and the collective then

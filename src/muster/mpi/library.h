@@ -92,8 +92,7 @@ class Library : public Functions, public Constants {
   Result<> check(int code, const char* call) const;
   int source_of(const Status& status) const;
   /// True if the library says that its calls take memory of such a device ("cuda" or "xpu", as torch names it).
-  /// MUSTER_MPI_DEVICE_MEMORY (1 or 0) says it for a library that does not, and for other devices. MPI must be
-  /// initialized.
+  /// MUSTER_MPI_DEVICE_MEMORY (1 or 0) overrides its answer, for all devices. MPI must be initialized.
   bool takes_device_memory(std::string_view device_type) const;
 
  private:

@@ -29,8 +29,8 @@ class Task:
     needs: frozenset[int] = frozenset()  # indices of tasks that run before this one
     start: int = -1  # WAIT: the index of its START, which is also in `needs`
     bytes: int = 0  # START: memory of the result, from the start until all that need it have run
-    # A START or WAIT that works by chunks computes, too, mostly beside its own message: START sends the first chunk
-    # when it is computed, WAIT computes with the first chunk when it has arrived.
+    # To begin a message takes the rank some time. A START or WAIT that works by chunks computes, too, mostly beside its
+    # own message: START sends the first chunk when it is computed, WAIT computes with the first chunk when it is there.
     chunks: int = 1
     computing: float = 0.0
 

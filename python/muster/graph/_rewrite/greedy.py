@@ -10,7 +10,7 @@ _LEAST_GAIN = 0.01  # of a step
 
 
 def choose(changes: Iterable[Change], planned_seconds: Callable[[list[Change]], float]) -> list[Change]:
-    """planned_seconds: of the step with these changes. Equal arguments give equal results."""
+    """planned_seconds: of the step with these changes. A pure function."""
     chosen: list[Change] = []
     shortest = planned_seconds(chosen)
     for change in changes:

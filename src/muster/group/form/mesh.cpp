@@ -149,8 +149,8 @@ class MeshBuilder {
     return {};
   }
 
-  /// A second exchange, only for groups that need TCP, so that other groups open no port. All ranks
-  /// see the same members, so all ranks agree on whether this exchange happens.
+  /// A second exchange, only for groups that need TCP, so that other groups open no port. All ranks see the
+  /// same members, so all ranks agree on whether this exchange happens.
   Result<> exchange_tcp_addresses() {
     const bool one_host = std::ranges::all_of(
         mesh_.members, [this](const RankInfo& member) { return member.domain == mesh_.members[0].domain; });

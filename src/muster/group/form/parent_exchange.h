@@ -20,7 +20,7 @@ class ParentExchange final : public RankExchange {
   Result<RankInfo> first_rank(const Deadline& deadline) override;
   Result<std::optional<std::vector<RankInfo>>> members(const Deadline& deadline) override;
   Result<> next_group(const Deadline& deadline) override;
-  void give_up(const RankInfo& /*self*/) override {}  // the other ranks learn of it from the links
+  void give_up(const RankInfo& /*self*/) override {}  // after announce() nothing can fail here
   Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
                                             const Deadline& deadline) override;
 

@@ -78,7 +78,7 @@ TensorRequest::TensorRequest(TensorRequest&&) noexcept = default;
 TensorRequest::~TensorRequest() = default;
 
 /// For a tensor on a device, or beside one. True if the operation takes the tensor's own memory, false if it takes
-/// memory of the host instead. in_one_piece: the operation gets no other memory in the same place.
+/// memory of the host instead. in_one_piece: the tensor is contiguous, and is not one of a list.
 bool TensorRequest::choose_memory(const at::Tensor& tensor, bool in_one_piece) {
   if (!tensor.is_cpu() && device_group == nullptr && device_groups != nullptr) {
     device_group = device_groups->for_device(tensor.device());
@@ -87,7 +87,8 @@ bool TensorRequest::choose_memory(const at::Tensor& tensor, bool in_one_piece) {
   }
   if (device_group == nullptr) {
     check_argument(tensor.is_cpu() || !is_capturing(tensor.device()), title,
-                   "a graph cannot capture it, because tensors on ", tensor.device(), " go through the host");
+                   "a graph cannot capture it, because tensors on ", tensor.device(),
+                   " go through the host, not over NCCL");
     if (in_one_piece && can_be_moved(tensor)) {
       wait_for_stream(tensor.device());
       return true;
@@ -106,6 +107,7 @@ bool TensorRequest::can_be_moved(const at::Tensor& tensor) const {
   switch (type) {
     case OpType::BROADCAST:
     case OpType::ALLGATHER:
+    case OpType::ALLGATHER_COALESCED:
     case OpType::_ALLGATHER_BASE:
     case OpType::GATHER:
     case OpType::SCATTER:
@@ -118,7 +120,8 @@ bool TensorRequest::can_be_moved(const at::Tensor& tensor) const {
     default:
       return false;  // it reduces
   }
-  if (tensor.is_cpu() || host_group == nullptr) return false;
+  // A coalescing block begins later: kernels that the program launches meanwhile may write the memory.
+  if (tensor.is_cpu() || host_group == nullptr || block_guard) return false;
   return host_group->takes_device_memory(c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true));
 }
 

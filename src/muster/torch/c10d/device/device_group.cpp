@@ -61,6 +61,13 @@ bool has_library() {
 }
 #endif
 
+#if MUSTER_TORCH_HAS_NATIVE_STREAMS
+Result<std::unique_ptr<Group>> form_over_nccl(Group& host, c10::Device device) {
+  MUSTER_ASSIGN(std::unique_ptr<Group> own, host.duplicate("device"));
+  return nccl::form_group(std::move(own), std::make_shared<TorchDevice>(device));
+}
+#endif
+
 /// Collective over `host`, if NCCL is asked for: at all ranks, or at none.
 std::unique_ptr<DeviceGroup> form_device_group(Group& host, c10::Device device) {
 #if MUSTER_TORCH_HAS_NATIVE_STREAMS
@@ -71,10 +78,14 @@ std::unique_ptr<DeviceGroup> form_device_group(Group& host, c10::Device device) 
     const c10::impl::VirtualGuardImpl guard(device.type());
     const c10::DeviceGuard here(device);  // NCCL takes the thread's current device
     const bool is_first = host.membership().rank == 0;
-    auto own = value_or_throw(host.duplicate("device"));
-    auto group = value_or_throw(nccl::form_group(std::move(own), std::make_shared<TorchDevice>(device)));
+    auto group = form_over_nccl(host, device);
+    uint8_t formed = group ? 1 : 0;  // all ranks have the group, or none
+    const Result<> agreed = host.all_reduce({&formed, 1, Dtype::kUint8}, ReduceOp::kMin).wait();
+    if (!group) throw_error(group.error());
+    value_or_throw(agreed);
+    if (formed == 0) throw_error({ErrorCode::kUnavailable, "another rank could not form the group over NCCL"});
     if (is_first) log(LogLevel::kInfo, c10::str("collectives of tensors on ", device.type(), " run over NCCL"));
-    return std::make_unique<DeviceGroup>(DeviceGroup{std::move(group), guard.getStreamFromGlobalPool(device)});
+    return std::make_unique<DeviceGroup>(DeviceGroup{std::move(*group), guard.getStreamFromGlobalPool(device)});
   }
 #endif
   (void)host;

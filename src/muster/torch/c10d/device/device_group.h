@@ -23,10 +23,10 @@ class LazyDeviceGroup {
   /// The group must outlive this object. At most one for each group.
   explicit LazyDeviceGroup(Group& host) : host_(host) {}
 
-  /// The first call forms the group, so all ranks must make it. Null unless MUSTER_NCCL_LIBRARY names a library that
-  /// can be loaded at all ranks: then tensors on a device go through the host. The variable must be set at all ranks or
-  /// at none. Throws if NCCL fails, as it does for two
-  /// ranks on one GPU.
+  /// The first call forms the group by collectives of the host's group. So all ranks must make it, in the same order as
+  /// their other calls. Null unless MUSTER_NCCL_LIBRARY names a library that can be loaded at all ranks: then tensors
+  /// on a device go through the host. The variable must be set at all ranks or at none. Throws at all ranks if NCCL
+  /// fails at one of them, as it does for two ranks on one GPU.
   DeviceGroup* for_device(c10::Device device);
   /// Null if it has not been formed. Does not wait while another thread forms it.
   Group* formed() const;
