@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/clock.h"
+#include "muster/base/error.h"
 #include "muster/collective/group_spec.h"
 #include "muster/collective/rank_info.h"
 
