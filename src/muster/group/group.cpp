@@ -14,7 +14,6 @@
 #include "muster/group/queue/call_queue.h"
 #include "muster/group/recorders.h"
 #include "muster/group/shutdown_errors.h"
-#include "muster/io/connect/handshake.h"
 
 namespace muster {
 namespace {
@@ -149,13 +148,8 @@ Result<std::unique_ptr<Group>> Group::form(Store& store, const GroupSpec& asked,
 }
 
 Result<std::unique_ptr<Group>> Group::form_duplicate(const GroupSpec& duplicate) {
-  GroupOptions options = inherited_options();
-  if (Bytes& secret = options.credentials.secret; secret.empty()) {
-    secret = generate_secret();
-    MUSTER_TRY(broadcast({secret.data(), secret.size(), Dtype::kUint8}, 0).wait());
-  }
   ParentExchange ranks(*this, duplicate);
-  return form_over(ranks, options);
+  return form_over(ranks, inherited_options());
 }
 
 }  // namespace muster

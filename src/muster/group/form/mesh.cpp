@@ -8,7 +8,6 @@
 
 #include "muster/base/random.h"
 #include "muster/group/form/host_comm_exchange.h"
-#include "muster/io/connect/handshake.h"
 #include "muster/io/host_identity.h"
 #include "muster/io/outward_address.h"
 #include "muster/io/socket.h"
@@ -62,10 +61,8 @@ class MeshBuilder {
       MUSTER_ASSIGN(const Tuning tuning, load_tuning());
       self.tuning = tuning.encode();
     }
-    for (;;) {
-      MUSTER_ASSIGN(const bool met, try_exchange_ranks(self));
-      if (met) break;
-      MUSTER_TRY(ranks_.next_group(deadline_));
+    for (bool met = false; !met;) {
+      MUSTER_ASSIGN(met, meet(self));
     }
     mesh_.name = ranks_.spec().name;
     mesh_.topology = Topology(mesh_.members);
@@ -73,14 +70,16 @@ class MeshBuilder {
     return {};
   }
 
-  /// Returns false if the group that has this name now is over. The caller then tries the next group of the name.
-  Result<bool> try_exchange_ranks(RankInfo& self) {
+  /// False if the group that has this name now is over. The caller then tries the next group of the name.
+  Result<bool> meet(RankInfo& self) {
     // The instance kGaveUp is reserved for ranks that gave up.
     do {
       fill_secure_random({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
     } while (self.gave_up());
     identity_ = LinkIdentity{spec_.rank, spec_.size, ranks_.spec().name, spec_.generation, options_.credentials};
-    if (identity_.credentials.secret.empty()) MUSTER_TRY(agree_on_secret(self));
+    if (Bytes& secret = identity_.credentials.secret; secret.empty()) {
+      MUSTER_ASSIGN(secret, ranks_.share_secret(deadline_));
+    }
     MUSTER_ASSIGN(mesh_.p2p, P2pEngine::create(identity_, options_.tcp_streams));
     mesh_.link_table = std::make_unique<LinkTable>(*mesh_.loop, identity_, options_.tcp_streams);
     // A peer that is lost while it forms the group ends the forming. A peer that is lost after it formed the group does
@@ -91,33 +90,10 @@ class MeshBuilder {
     const auto lost = [died](Rank rank, LinkTable::Side, const Error& why) { died(rank, why); };
     mesh_.link_table->set_events({.lost = lost, .died = died});
     MUSTER_TRY(listen_locally(self));
-    MUSTER_ASSIGN(const bool announced, ranks_.announce(self, deadline_));
-    if (!announced) return false;
-    auto members = ranks_.members(deadline_);
-    if (!members || !*members) ranks_.give_up(self);
-    if (!members) return tl::unexpected(std::move(members.error()));
-    if (!*members) return false;
-    mesh_.members = std::move(**members);
+    MUSTER_ASSIGN(auto members, ranks_.meet(self, deadline_));
+    if (!members) return false;
+    mesh_.members = std::move(*members);
     return true;
-  }
-
-  /// Without a job secret, rank 0 shares one in its record, so every process that can read the store can join the
-  /// group.
-  Result<> agree_on_secret(RankInfo& self) {
-    if (spec_.rank == 0) {
-      self.secret = generate_secret();
-      identity_.credentials.secret = self.secret;
-      return {};
-    }
-    MUSTER_ASSIGN(const auto first, ranks_.first_rank(deadline_));
-    if (first.secret.empty()) {
-      return fail(ErrorCode::kAuthentication,
-                  fmt::format("{} has the job's secret and rank {} has none; set MUSTER_SECRET at every rank",
-                              first.to_string(), spec_.rank),
-                  spec_.rank);
-    }
-    identity_.credentials.secret = first.secret;
-    return {};
   }
 
   /// The first allowed transport is used within the host. If it is tcp, there is no local listener.

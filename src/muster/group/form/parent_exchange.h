@@ -16,18 +16,14 @@ class ParentExchange final : public RankExchange {
   ParentExchange(Group& parent, GroupSpec spec) : parent_(parent), spec_(std::move(spec)) {}
 
   const GroupSpec& spec() const override { return spec_; }
-  Result<bool> announce(const RankInfo& self, const Deadline& deadline) override;
-  Result<RankInfo> first_rank(const Deadline& deadline) override;
-  Result<std::optional<std::vector<RankInfo>>> members(const Deadline& deadline) override;
-  Result<> next_group(const Deadline& deadline) override;
-  void give_up(const RankInfo& /*self*/) override {}  // after announce() nothing can fail here
+  Result<Bytes> share_secret(const Deadline& deadline) override;
+  Result<std::optional<std::vector<RankInfo>>> meet(RankInfo self, const Deadline& deadline) override;
   Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
                                             const Deadline& deadline) override;
 
  private:
   Group& parent_;
   const GroupSpec spec_;
-  std::vector<RankInfo> members_;
 };
 
 }  // namespace muster

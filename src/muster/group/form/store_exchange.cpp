@@ -7,6 +7,7 @@
 #include <charconv>
 
 #include "muster/base/log.h"
+#include "muster/io/connect/handshake.h"
 
 namespace muster {
 namespace {
@@ -45,6 +46,31 @@ StoreExchange::StoreExchange(Store& store, GroupSpec spec)
       name_(spec_.name),
       first_(keys_of(spec_, store)),
       store_(keys_of(spec_, store)) {}
+
+Result<Bytes> StoreExchange::share_secret(const Deadline& deadline) {
+  if (spec_.rank == 0) {
+    secret_ = generate_secret();
+    return secret_;
+  }
+  MUSTER_ASSIGN(const auto first, first_rank(deadline));
+  if (!first.secret.empty()) return first.secret;
+  return fail(ErrorCode::kAuthentication,
+              fmt::format("{} has the job's secret and rank {} has none; set MUSTER_SECRET at every rank",
+                          first.to_string(), spec_.rank),
+              spec_.rank);
+}
+
+Result<std::optional<std::vector<RankInfo>>> StoreExchange::meet(RankInfo self, const Deadline& deadline) {
+  self.secret = secret_;
+  MUSTER_ASSIGN(const bool announced, announce(self, deadline));
+  if (announced) {
+    auto met = members(deadline);
+    if (!met || !*met) give_up(self);
+    if (!met || *met) return met;
+  }
+  MUSTER_TRY(next_group(deadline));
+  return std::nullopt;
+}
 
 Result<bool> StoreExchange::announce(const RankInfo& self, const Deadline& deadline) {
   const Bytes record = encode(self);

@@ -25,15 +25,22 @@ class StoreExchange final : public RankExchange {
   StoreExchange(Store& store, GroupSpec spec);
 
   const GroupSpec& spec() const override { return spec_; }
-  Result<bool> announce(const RankInfo& self, const Deadline& deadline) override;
-  Result<RankInfo> first_rank(const Deadline& deadline) override;
-  Result<std::optional<std::vector<RankInfo>>> members(const Deadline& deadline) override;
-  Result<> next_group(const Deadline& deadline) override;
-  void give_up(const RankInfo& self) override;
+  /// Rank 0 makes the secret for its record, so every process that can read the store can join the group.
+  Result<Bytes> share_secret(const Deadline& deadline) override;
+  Result<std::optional<std::vector<RankInfo>>> meet(RankInfo self, const Deadline& deadline) override;
   Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
                                             const Deadline& deadline) override;
+  /// Waits for rank 0's record.
+  Result<RankInfo> first_rank(const Deadline& deadline);
 
  private:
+  /// Publishes this rank's record. False if this group is over.
+  Result<bool> announce(const RankInfo& self, const Deadline& deadline);
+  /// nullopt if this group is over.
+  Result<std::optional<std::vector<RankInfo>>> members(const Deadline& deadline);
+  /// Marks the group as over, after announce(), so that ranks that come later join the next group of the name.
+  void give_up(const RankInfo& self);
+  Result<> next_group(const Deadline& deadline);
   Result<bool> is_over(const RankInfo& holder, const Deadline& deadline);
   Result<> wait_for(const std::vector<Key>& keys, const Deadline& deadline);
   Result<std::vector<Bytes>> collect(const std::string& topic, const Deadline& deadline);
@@ -46,6 +53,7 @@ class StoreExchange final : public RankExchange {
   uint64_t number_ = 1;
   std::string previous_process_;  ///< the process that had this rank in the first group; empty if there was none
   bool warned_ = false;
+  Bytes secret_;  ///< that rank 0 has made
   /// Keys of the first group. Its key "latest" is the number of the last group that formed.
   std::unique_ptr<Store> first_;
   std::unique_ptr<Store> store_;  ///< keys of this group
