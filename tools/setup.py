@@ -23,8 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 REQUIREMENTS = ROOT / "tools/requirements.txt"
 DOCS_REQUIREMENTS = ROOT / "tools/requirements_docs.txt"
-MPI_REQUIREMENTS = ROOT / "tools/requirements_mpi.txt"
-OPEN_MPI_5 = VENV / "open_mpi_5"  # apart, because its mpirun would hide the distribution's
+MPIS = "open_mpi_5", "mpich_5"  # each in a folder of its own in .venv: their mpirun would hide the distribution's
 STAMP = VENV / "muster-requirements.sha256"  # the hash of the installed requirements
 TORCH = "2.13.0"  # without an argument
 # As in pyproject.toml.
@@ -210,9 +209,10 @@ def install_python_packages(torch: str) -> None:
     if installed_version("torch") != torch:
         run([*pip, f"torch=={torch}"], f"pip install torch=={torch}")
     install_requirements(REQUIREMENTS, STAMP)
-    # --ignore-installed: .venv itself may have it, too, for tests of frameworks.
-    options = "--ignore-installed", "--prefix", str(OPEN_MPI_5)
-    install_requirements(MPI_REQUIREMENTS, OPEN_MPI_5 / "requirements.sha256", *options)
+    for name in MPIS:
+        # --ignore-installed: .venv itself may have it, too, for tests of frameworks.
+        options = "--ignore-installed", "--prefix", str(VENV / name)
+        install_requirements(ROOT / f"tools/requirements_{name}.txt", VENV / name / "requirements.sha256", *options)
 
 
 def install_requirements(requirements: Path, stamp: Path, *options: str) -> None:

@@ -24,11 +24,13 @@ class Launcher:
         return self.name
 
 
-_OPEN_MPI_5 = Path(sys.prefix) / "open_mpi_5"
+_PREFIX = Path(sys.prefix)  # tools/setup.py installs two there
 OPEN_MPI = Launcher("open_mpi", ("mpirun.openmpi", "orterun"), "libmpi.so.40")
 MPICH = Launcher("mpich", ("mpirun.mpich", "mpiexec.hydra"), "libmpich.so.12")
-OPEN_MPI_5 = Launcher("open_mpi_5", (f"{_OPEN_MPI_5}/bin/mpirun",), f"{_OPEN_MPI_5}/lib/libmpi.so.40")
-LAUNCHERS = OPEN_MPI, OPEN_MPI_5, MPICH
+OPEN_MPI_5 = Launcher("open_mpi_5", (f"{_PREFIX}/open_mpi_5/bin/mpirun",), f"{_PREFIX}/open_mpi_5/lib/libmpi.so.40")
+MPI_ABI = Launcher("mpi_abi", (f"{_PREFIX}/mpich_5/bin/mpirun",), f"{_PREFIX}/mpich_5/lib/libmpi_abi.so.0")
+WITH_PMI_1 = MPICH, MPI_ABI
+LAUNCHERS = OPEN_MPI, OPEN_MPI_5, MPICH, MPI_ABI
 
 
 @pytest.fixture(params=LAUNCHERS, ids=str)
@@ -52,7 +54,7 @@ def run_program(
     """`arguments`: those of the Python interpreter."""
     variables = {
         **os.environ,
-        **({"MUSTER_MPI_LIBRARY": launcher.library} if launcher is OPEN_MPI_5 else {}),
+        **({"MUSTER_MPI_LIBRARY": launcher.library} if "/" in launcher.library else {}),
         "OMPI_MCA_rmaps_base_oversubscribe": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # Open MPI 5
         "OMPI_ALLOW_RUN_AS_ROOT": "1",

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/hash.h"
 #include "muster/base/log.h"
 #include "muster/io/fd.h"
 #include "muster/store/store.h"
@@ -67,6 +68,14 @@ std::string mapping_of(const std::vector<JobRank>& ranks) {
   return text + ")";
 }
 
+/// MPICH 5 names its shared memory by this. So no other start of these ranks, or of other ones, may have the same name:
+/// ranks that are killed leave their memory.
+std::string name_of(const std::vector<JobRank>& ranks) {
+  std::string processes;
+  for (const JobRank& each : ranks) processes += fmt::format("{} {} ", each.pid, each.host);
+  return fmt::format("muster-{:016x}", fnv1a(processes));
+}
+
 class PmiServer {
  public:
   PmiServer(Fd socket, JobRanks ranks, Duration timeout)
@@ -112,7 +121,7 @@ class PmiServer {
     }
     if (command == "get_appnum") return "cmd=appnum appnum=0\n";
     if (command == "get_universe_size") return fmt::format("cmd=universe_size size={}\n", ranks_.size());
-    if (command == "get_my_kvsname") return "cmd=my_kvsname kvsname=muster\n";
+    if (command == "get_my_kvsname") return fmt::format("cmd=my_kvsname kvsname={}\n", name_of(ranks_.all));
     if (command == "put") {
       MUSTER_TRY(ranks_.store->set("key/" + field(line, "key"), as_bytes(field(line, "value")), deadline()));
       return "cmd=put_result rc=0 msg=success\n";
