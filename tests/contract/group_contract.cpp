@@ -127,6 +127,24 @@ TEST_P(GroupContract, RanksSendToEachOtherAndReceiveAtOnce) {
   });
 }
 
+TEST_P(GroupContract, ADuplicateHasTheSameRanks) {
+  run([&](Group& group) {
+    const auto duplicate = group.duplicate("own");
+    ASSERT_TRUE(duplicate) << duplicate.error().to_string();
+    const GroupSpec &own = (*duplicate)->membership(), &before = group.membership();
+    EXPECT_EQ(own.rank, before.rank);
+    EXPECT_EQ(own.size, before.size);
+    EXPECT_EQ(own.name, before.name + "/own");
+    EXPECT_EQ((*duplicate)->transport(), group.transport());
+    EXPECT_NE((*duplicate)->id(), group.id());
+    for (Group* const each : {&group, duplicate->get()}) {
+      int32_t sum = 1;
+      ASSERT_TRUE(each->all_reduce({&sum, 1, Dtype::kInt32}, ReduceOp::kSum).wait());
+      EXPECT_EQ(sum, size());
+    }
+  });
+}
+
 TEST_P(GroupContract, MixedCallsReuseTheSharedSlotsSafely) {
   run([&](Group& group) {
     const Rank rank = group.membership().rank;

@@ -1,5 +1,6 @@
 // An MPI that takes memory of the device of the tests, as CUDA-aware MPI takes memory of a GPU: it finds the memory of
-// the host behind such an address, and calls the MPI that it is linked to.
+// the host behind such an address, and calls the MPI that it is linked to. As CUDA-aware MPI does, it looks for memory
+// on the current device of the calling thread.
 #include <atomic>
 #include <cstdint>
 
@@ -7,15 +8,19 @@ namespace {
 
 using Pointer = void*;  // a handle, too: it is an int in MPICH, in the same register
 using Address = void* (*)(void* address);
+using CurrentDevice = int (*)();
 
 std::atomic<Address> host_address = nullptr;
-std::atomic<int> device_buffers = 0;
+std::atomic<CurrentDevice> current_device = nullptr;
+std::atomic<int> device = 0, device_buffers = 0, wrong_devices = 0;
 
 void* reach(const void* buffer) {
   void* const given = const_cast<void*>(buffer);
   const Address find = host_address;
   void* const found = find != nullptr ? find(given) : given;
-  if (found != given) ++device_buffers;
+  if (found == given) return given;
+  ++device_buffers;
+  if (current_device.load()() != device) ++wrong_devices;
   return found;
 }
 
@@ -33,9 +38,16 @@ int PMPI_Irecv(void*, int, Pointer, int, int, Pointer, Pointer*);
 int PMPI_Isend(const void*, int, Pointer, int, int, Pointer, Pointer*);
 int PMPI_Scatter(const void*, int, Pointer, void*, int, Pointer, int, Pointer);
 
-void device_mpi_set_host_address(Address function) { host_address = function; }
+/// From now on, the calls below take memory of the device with this index.
+void device_mpi_take(int index, Address find_host_address, CurrentDevice find_current_device) {
+  device = index;
+  current_device = find_current_device;
+  host_address = find_host_address;
+}
 /// How many buffers on the device the calls below have been given.
 int device_mpi_buffers() { return device_buffers; }
+/// How many of these came from a thread with another current device.
+int device_mpi_wrong_devices() { return wrong_devices; }
 
 int MPI_Allgather(const void* from, int sent, Pointer sends, void* to, int received, Pointer receives, Pointer comm) {
   return PMPI_Allgather(reach(from), sent, sends, reach(to), received, receives, comm);

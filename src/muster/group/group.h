@@ -216,9 +216,13 @@ class Group {
   /// "shm" if all ranks share this host's memory, else the kinds of links to the other ranks ("shm+tcp"), including
   /// links that are not connected yet.
   virtual std::string transport() const = 0;
-  /// True if messages, and collectives that do not reduce, take contiguous memory of devices of this type ("cuda" or
-  /// "xpu", as torch names it). The caller must first wait for the kernels that use the memory.
-  virtual bool takes_device_memory(std::string_view /*device_type*/) const { return false; }
+  /// True if messages, and collectives that do not reduce, take contiguous memory of the device with this type ("cuda"
+  /// or "xpu", as torch names it) and index. The caller must first wait for the kernels that use the memory. `exchange`
+  /// makes a device of this type current in the calling thread, by its index, and returns the index of the one before.
+  virtual bool takes_device_memory(std::string_view /*type*/, int /*index*/,
+                                   const std::function<int(int index)>& /*exchange*/) const {
+    return false;
+  }
   /// Memory for tensors that collectives read and write in place. Null if this rank shares no memory with others.
   /// Caution: a signal can stop a rank in the middle of a reduce or all_reduce of such tensors, and the collective then
   /// fails. When the rank continues, it may still write the piece that it had begun, up to 8 KiB of each tensor. Kill
@@ -237,6 +241,14 @@ class Group {
                                                     const GroupSpec& child);
   /// Forms a group of ranks from several groups.
   virtual Result<std::unique_ptr<Group>> form_merged(Store& store, const GroupSpec& merged);
+  /// The same for another group, for a group that is built on it.
+  static Result<std::unique_ptr<Group>> form_duplicate_of(Group& other, const GroupSpec& duplicate) {
+    return other.form_duplicate(duplicate);
+  }
+  static Result<std::unique_ptr<Group>> form_child_of(Group& other, Store& store, const std::vector<Rank>& ranks,
+                                                      const GroupSpec& child) {
+    return other.form_child(store, ranks, child);
+  }
   /// The options of a group that this one forms.
   GroupOptions inherited_options() const;
 

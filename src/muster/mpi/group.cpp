@@ -19,6 +19,7 @@
 #include "muster/group/recorders.h"
 #include "muster/group/shutdown_errors.h"
 #include "muster/mpi/collectives.h"
+#include "muster/mpi/device.h"
 #include "muster/mpi/messages.h"
 #include "muster/mpi/watchdog.h"
 #include "muster/mpi/world.h"
@@ -113,8 +114,8 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   uint64_t id() const override { return id_; }
   uint64_t sequence() const override { return calls_.sequence(); }
   std::string transport() const override { return "mpi"; }
-  bool takes_device_memory(std::string_view device_type) const override {
-    return world_.mpi.takes_device_memory(device_type);
+  bool takes_device_memory(std::string_view type, int index, const ExchangeDevice& exchange) const override {
+    return world_.mpi.takes_device_memory(type) && use_device(type, index, exchange);
   }
   std::shared_ptr<Arena> arena() const override { return nullptr; }
 
@@ -156,6 +157,7 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
     return {};
   }
   Result<> run_on_mpi(const Operation& operation) const {
+    const CurrentDevice device;
     return run_collective(world_.mpi, comms_->collectives, spec_.rank, operation);
   }
   void shut_down(const Error& why) override {

@@ -10,6 +10,7 @@
 #include "muster/base/log.h"
 #include "muster/base/wait_policy.h"
 #include "muster/mpi/datatypes.h"
+#include "muster/mpi/device.h"
 
 namespace muster::mpi {
 namespace {
@@ -103,6 +104,7 @@ Result<> Messages::begin(const std::shared_ptr<Message>& message) {
   if (closed_) return tl::unexpected(*closed_);
   MUSTER_ASSIGN(const Handle type, type_of(mpi_, message->data.dtype()));
   if (threads_.empty()) MUSTER_TRY(start_thread());
+  const CurrentDevice device;
   const int count = static_cast<int>(message->data.count()), tag = static_cast<int>(message->tag);
   if (message->sends) {
     MUSTER_TRY(mpi_.check(mpi_.Isend(message->memory(), count, type, message->peer, tag, comm_, &message->request),
@@ -182,6 +184,7 @@ Result<> Messages::outcome_of(Message& message, int code, const Status& status) 
 
 /// Needs the lock. The caller runs the callbacks without it.
 Messages::Callbacks Messages::test_all() {
+  const CurrentDevice device;
   Callbacks callbacks;
   std::erase_if(pending_, [&](const auto& message) { return test(*message, callbacks); });
   return callbacks;

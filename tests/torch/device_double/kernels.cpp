@@ -122,9 +122,13 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 TORCH_LIBRARY(muster_device_double, library) {
   library.def("set_kernel_delay(int milliseconds) -> ()",
               [](int64_t milliseconds) { set_kernel_delay(std::chrono::milliseconds(milliseconds)); });
-  // The address of a function of C, for a library that is given memory of the device (tests/mpi/device_mpi.cpp).
+  // The addresses of two functions of C, for a library that is given memory of the device (tests/mpi/device_mpi.cpp).
   library.def("host_address_function() -> int", [] {
     void* (*const function)(void*) = [](void* address) { return owns(address) ? host_address(address) : address; };
+    return static_cast<int64_t>(reinterpret_cast<intptr_t>(function));
+  });
+  library.def("current_device_function() -> int", [] {
+    int (*const function)() = []() -> int { return current_stream(c10::Device(kType)).device_index(); };
     return static_cast<int64_t>(reinterpret_cast<intptr_t>(function));
   });
   library.def("set_copy_rate(int bytes_per_second) -> ()", [](int64_t rate) { copy_rate = rate; });

@@ -122,15 +122,19 @@ bool TensorRequest::can_be_moved(const at::Tensor& tensor) const {
   }
   // A coalescing block begins later: kernels that the program launches meanwhile may write the memory.
   if (tensor.is_cpu() || host_group == nullptr || block_guard) return false;
-  return host_group->takes_device_memory(c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true));
+  const c10::Device device = tensor.device();
+  return host_group->takes_device_memory(c10::DeviceTypeName(device.type(), /*lower_case=*/true), device.index(),
+                                         [type = device.type()](int index) {
+                                           return exchange_device({type, static_cast<c10::DeviceIndex>(index)});
+                                         });
 }
 
-BufferView TensorRequest::view(const at::Tensor& tensor, Use use, bool copy, bool in_list) {
+BufferView TensorRequest::view(const at::Tensor& tensor, Use use, Place place) {
   const Dtype dtype = value_or_throw(check_dense(tensor));
   const bool on_host = tensor.is_cpu() && device_group == nullptr;
   uses_host_ |= on_host;
-  const bool is_usable = !copy && is_plain(tensor);
-  const bool own_memory = on_host || choose_memory(tensor, is_usable && !in_list);
+  const bool is_usable = place != Place::kInListWithCopies && is_plain(tensor);
+  const bool own_memory = on_host || choose_memory(tensor, is_usable && place == Place::kAlone);
   const auto view_all = [dtype](const at::Tensor& plain) {
     return BufferView(plain.data_ptr(), static_cast<size_t>(plain.numel()), dtype);
   };
@@ -167,11 +171,12 @@ void TensorRequest::copy_at_end(const at::Tensor& to, const at::Tensor& from) {
 BufferView TensorRequest::view(const std::vector<at::Tensor>& tensors, Use use) {
   if (tensors.size() == 1) return view(tensors.front(), use);
   // Outputs that share memory are received into separate copies. Where they overlap, the last tensor's copy remains.
-  const bool copy = use != Use::kRead && share_memory(tensors);
+  const bool copies = use != Use::kRead && share_memory(tensors);
+  const Place place = copies ? Place::kInListWithCopies : Place::kInList;
   std::vector<Segment> segments;
   segments.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
-    const BufferView here = view(tensor, use, copy, /*in_list=*/true);
+    const BufferView here = view(tensor, use, place);
     if (here.bytes() == 0) continue;
     if (!segments.empty() && static_cast<uint8_t*>(segments.back().data) + segments.back().bytes == here.data()) {
       segments.back().bytes += here.bytes();  // adjacent, such as consecutive rows of one tensor

@@ -94,9 +94,10 @@ class TensorRequest {
 
  private:
   enum class Use { kRead, kInPlace, kWrite };
+  enum class Place { kAlone, kInList, kInListWithCopies };  ///< with copies: the tensors of the list share memory
   bool choose_memory(const at::Tensor& tensor, bool in_one_piece);
   bool can_be_moved(const at::Tensor& tensor) const;
-  BufferView view(const at::Tensor& tensor, Use use, bool copy = false, bool in_list = false);
+  BufferView view(const at::Tensor& tensor, Use use, Place place = Place::kAlone);
   BufferView view(const std::vector<at::Tensor>& tensors, Use use);
 
   struct Copy {

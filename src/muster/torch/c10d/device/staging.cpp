@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 
 #include "muster/torch/c10d/torch_versions.h"
 
@@ -20,6 +21,19 @@ bool can_pin() {
   return can;
 }
 
+using ExchangeMode = int(int* mode);
+
+/// The function of CUDA or ROCm for the mode of a thread, if one of them is loaded.
+ExchangeMode* exchange_mode() {
+  static auto* const found = [] {
+    void* function = dlsym(RTLD_DEFAULT, "cudaThreadExchangeStreamCaptureMode");
+    if (function == nullptr) function = dlsym(RTLD_DEFAULT, "hipThreadExchangeStreamCaptureMode");
+    return reinterpret_cast<ExchangeMode*>(function);
+  }();
+  return found;
+}
+constexpr int kRelaxedMode = 2;  ///< cudaStreamCaptureModeRelaxed
+
 c10::impl::VirtualGuardImpl guard_of(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
 
 }  // namespace
@@ -37,6 +51,14 @@ bool is_capturing(c10::Device device) {
 #endif
 }
 
+int exchange_device(c10::Device device) noexcept {
+  try {
+    return guard_of(device).exchangeDevice(device).index();
+  } catch (const c10::Error&) {
+    return device.index();
+  }
+}
+
 at::Tensor host_buffer(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.dtype()).pinned_memory(can_pin()));
 }
@@ -46,6 +68,13 @@ at::Tensor bytes_at(void* data, size_t bytes, c10::Device device) {
       .options(at::TensorOptions().dtype(at::kByte).device(device))
       .target_device(device)
       .make_tensor();
+}
+
+OutsideCaptures::OutsideCaptures() : mode_(kRelaxedMode) {
+  if (exchange_mode() != nullptr) (void)exchange_mode()(&mode_);
+}
+OutsideCaptures::~OutsideCaptures() {
+  if (exchange_mode() != nullptr) (void)exchange_mode()(&mode_);
 }
 
 StreamScope::StreamScope(const c10::Stream& stream) : before_(guard_of(stream.device()).exchangeStream(stream)) {}

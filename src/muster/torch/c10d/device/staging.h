@@ -17,11 +17,28 @@ void wait_for_stream(c10::Device device);
 /// True while a graph captures what that stream is given.
 bool is_capturing(c10::Device device);
 
+/// Makes the device current in the calling thread, and returns the index of the one before. If the device fails,
+/// nothing changes.
+int exchange_device(c10::Device device) noexcept;
+
 /// Contiguous memory of the host for the elements of `tensor`: pinned, if the device has such memory.
 at::Tensor host_buffer(const at::Tensor& tensor);
 
 /// Memory of a device as a tensor of bytes, which does not own it.
 at::Tensor bytes_at(void* data, size_t bytes, c10::Device device);
+
+/// In CUDA, a thread that asks or waits for an event ends the captures of other threads. It does not while such an
+/// object lives.
+class OutsideCaptures {
+ public:
+  OutsideCaptures();
+  ~OutsideCaptures();
+  OutsideCaptures(const OutsideCaptures&) = delete;
+  OutsideCaptures& operator=(const OutsideCaptures&) = delete;
+
+ private:
+  int mode_;
+};
 
 /// Makes `stream` the current one of its device for this thread.
 class StreamScope {
