@@ -14,6 +14,16 @@ namespace {
 
 std::atomic<int64_t> kernel_delay_ms = 0;
 
+std::atomic<int> global_captures = 0;  ///< graphs that capture in the global mode
+std::atomic<bool> disturbed = false;   ///< one of them has failed
+thread_local CaptureMode thread_mode = CaptureMode::kGlobal;
+
+void check_that_none_captures() {
+  if (global_captures == 0 || thread_mode != CaptureMode::kGlobal) return;
+  disturbed = true;
+  throw std::logic_error("this thread must not ask for an event, because a graph captures in the global mode");
+}
+
 struct Streams {
   std::mutex mutex;
   std::map<std::pair<int, int64_t>, std::unique_ptr<Stream>> by_number;
@@ -28,6 +38,8 @@ Streams& streams() {
 }  // namespace
 
 void set_kernel_delay(std::chrono::milliseconds delay) { kernel_delay_ms = delay.count(); }
+
+CaptureMode exchange_capture_mode(CaptureMode mode) { return std::exchange(thread_mode, mode); }
 
 Stream::Stream()
     : StreamHandle{[](StreamHandle* stream, void (*task)(void*), void* argument, void (*release)(void*)) {
@@ -106,12 +118,25 @@ void synchronize_device(int device) {
   for (Stream* each : all) each->synchronize();
 }
 
-void Graph::begin(Stream& stream) {
+void Graph::begin(Stream& stream, CaptureMode mode) {
+  mode_ = mode;
+  if (mode == CaptureMode::kGlobal && global_captures++ == 0) disturbed = false;
+  add(stream);
+}
+
+void Graph::add(Stream& stream) {
   stream.set_graph(this);
   streams_.push_back(&stream);
 }
 
 void Graph::end() {
+  const bool failed = mode_ == CaptureMode::kGlobal && disturbed;
+  release_streams();
+  if (failed) throw std::logic_error("the capture has failed, because a thread has asked for an event meanwhile");
+}
+
+void Graph::release_streams() {
+  if (std::exchange(mode_, CaptureMode::kThreadLocal) == CaptureMode::kGlobal) --global_captures;
   for (Stream* each : std::exchange(streams_, {})) each->set_graph(nullptr);
 }
 
@@ -120,7 +145,7 @@ void Graph::replay(Stream& stream) {
 }
 
 Graph::~Graph() {
-  end();
+  release_streams();
   for (const auto& each : at_end_) each();
 }
 
@@ -147,13 +172,14 @@ void Event::block(Stream& stream) {
   if (graph == point_->graph) {
     if (graph == nullptr) stream.enqueue([point = point_] { point->wait(); });
   } else if (graph == nullptr) {
-    point_->graph->begin(stream);
+    point_->graph->add(stream);
   } else {
     throw std::logic_error("a stream that captures cannot wait for an event of before");
   }
 }
 
 bool Event::reached() {
+  check_that_none_captures();
   if (!point_) return true;
   if (point_->graph != nullptr) throw std::logic_error("an event of a graph cannot be queried");
   const std::lock_guard lock(point_->mutex);
@@ -161,6 +187,7 @@ bool Event::reached() {
 }
 
 void Event::synchronize() {
+  check_that_none_captures();
   if (point_ && point_->graph != nullptr) throw std::logic_error("an event of a graph cannot be waited for");
   if (point_) point_->wait();
 }

@@ -20,6 +20,11 @@ void set_kernel_delay(std::chrono::milliseconds delay);
 
 class Graph;
 
+/// CUDA's modes. While a graph captures in the global mode, no thread in that mode may ask or wait for an event.
+enum class CaptureMode { kGlobal, kThreadLocal, kRelaxed };
+/// Sets the mode of the calling thread, at first the global one. Returns the one before.
+CaptureMode exchange_capture_mode(CaptureMode mode);
+
 /// A queue of kernels with a thread that runs them in order. Lives for ever. Thread-safe.
 class Stream : public StreamHandle {
  public:
@@ -60,7 +65,8 @@ class Graph {
  public:
   ~Graph();
   /// Captures the stream, and each stream that waits for an event of a captured one.
-  void begin(Stream& stream);
+  void begin(Stream& stream, CaptureMode mode = CaptureMode::kThreadLocal);
+  /// Throws if a thread has asked for an event that it must not ask for now.
   void end();
   void replay(Stream& stream);
   /// Runs once the graph is gone: memory that it uses stays allocated until then.
@@ -69,6 +75,9 @@ class Graph {
  private:
   friend class Stream;
   friend class Event;
+  void add(Stream& stream);
+  void release_streams();
+  CaptureMode mode_ = CaptureMode::kThreadLocal;
   std::vector<Stream*> streams_;
   std::vector<std::function<void()>> tasks_, at_end_;
 };

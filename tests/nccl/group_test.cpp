@@ -2,6 +2,7 @@
 #include "muster/nccl/group.h"
 
 #include <dlfcn.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <charconv>
@@ -54,8 +55,9 @@ class TestDevice final : public nccl::Device {
   };
 };
 
-std::unique_ptr<Group> form(Store& store, Rank rank, int size, Duration timeout = 60s) {
-  auto host = Group::form(store, {rank, size, "test", 0}, test::options_for("shm,unix", timeout));
+std::unique_ptr<Group> form(Store& store, Rank rank, int size, Duration timeout = 60s,
+                            const std::string& name = "test") {
+  auto host = Group::form(store, {rank, size, name, 0}, test::options_for("shm,unix", timeout));
   EXPECT_TRUE(host) << host.error().to_string();
   auto group = nccl::form_group(std::move(*host), std::make_shared<TestDevice>());
   EXPECT_TRUE(group) << group.error().to_string();
@@ -121,7 +123,15 @@ TEST(NcclGroup, RefusesWhatNcclDoesNotHave) {
   });
 }
 
-TEST(NcclGroup, SplitsAndKeepsItsName) {
+/// The sum of 1 over the ranks.
+float count(Group& group) {
+  std::vector<float> one{1};
+  const Result<> summed = group.all_reduce(view(one), ReduceOp::kSum).wait();
+  EXPECT_TRUE(summed) << summed.error().to_string();
+  return one[0];
+}
+
+TEST(NcclGroup, Splits) {
   const auto store = memory_store();
   test::run_ranks(3, [&](Rank rank) {
     const auto handle = store->clone();
@@ -132,8 +142,41 @@ TEST(NcclGroup, SplitsAndKeepsItsName) {
     ASSERT_TRUE((*part)->all_reduce(view(data), ReduceOp::kSum).wait());
     EXPECT_EQ(data[0], rank == 1 ? 1 : 2);
     EXPECT_EQ((*part)->membership().size, rank == 1 ? 1 : 2);
+    EXPECT_EQ((*part)->membership().name, fmt::format("test/parity/{}", rank % 2));
     EXPECT_EQ((*part)->transport(), "nccl");
     (void)group->barrier();
+  });
+}
+
+TEST(NcclGroup, GrowsByRanksOfAnotherGroup) {
+  const auto store = memory_store();
+  test::run_ranks(5, [&](Rank place) {
+    const auto handle = store->clone();
+    const bool left = place < 2;
+    const auto part = form(**handle, left ? place : place - 2, left ? 2 : 3, 60s, left ? "left" : "right");
+    const auto whole = part->merge(**handle, {place, 5, "whole", 0});
+    ASSERT_TRUE(whole) << whole.error().to_string();
+    EXPECT_EQ((*whole)->transport(), "nccl");
+    EXPECT_EQ(count(**whole), 5);
+    EXPECT_EQ(count(*part), left ? 2 : 3) << "the old group stays usable";
+    (void)(*whole)->barrier();
+  });
+}
+
+TEST(NcclGroup, ShrinksWhenARankIsLost) {
+  const auto store = memory_store();
+  test::run_ranks(4, [&](Rank rank) {
+    const auto handle = store->clone();
+    const auto group = form(**handle, rank, 4);
+    EXPECT_EQ(count(*group), 4);
+    if (rank == 1) return;
+    std::vector<float> data(1000, 1);
+    EXPECT_FALSE(group->all_reduce(view(data), ReduceOp::kSum).wait());
+    const auto rest = group->shrink(**handle, {1}, /*abort_first=*/true);
+    ASSERT_TRUE(rest) << rest.error().to_string();
+    EXPECT_EQ((*rest)->transport(), "nccl");
+    EXPECT_EQ(count(**rest), 3);
+    (void)(*rest)->barrier();
   });
 }
 

@@ -29,6 +29,30 @@ constexpr uint32_t kHelloTag = 0xffff'fff0, kWatchTag = 0xffff'fff1;
 constexpr int kChildren = 4;  ///< of a rank in the tree in which ranks watch each other
 constexpr Duration kWatchTime = std::chrono::hours(24 * 365);
 
+/// A kernel of collectives or of messages, for the flight recorder and for the group's hook.
+struct Launch {
+  Recorder* recorder = nullptr;                    ///< may be null
+  std::shared_ptr<CompletionHook> hook = nullptr;  ///< may be null
+  TimePoint submitted = {}, started = submitted;
+  std::vector<Recorder::Ticket> tickets = {};
+  std::vector<Call> calls = {};
+
+  void begun() {
+    started = steady_clock().now();
+    for (const Recorder::Ticket each : tickets) recorder->started(each);
+  }
+  void ended(const Result<>& result) const {
+    record_end(result);
+    const TimePoint now = steady_clock().now();
+    for (const Call& each : calls) {
+      if (hook) (*hook)({each, submitted, started, now, result});
+    }
+  }
+  void record_end(const Result<>& result) const {
+    for (const Recorder::Ticket each : tickets) recorder->ended(each, result);
+  }
+};
+
 class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
  public:
   NcclGroup(std::shared_ptr<Group> host, std::unique_ptr<Communicator> communicator, std::shared_ptr<Device> device)
@@ -117,8 +141,6 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   std::shared_ptr<Arena> arena() const override { return nullptr; }
 
  private:
-  using Tickets = std::vector<Recorder::Ticket>;
-
   Work begin(Operation&& operation, const CallOptions& options) override {
     std::vector<Operation> one;
     one.push_back(std::move(operation));
@@ -136,32 +158,24 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   }
   Result<Work> launch(std::vector<Operation>& operations, const CallOptions& options) {
     const std::lock_guard order(order_);
-    const TimePoint begun = steady_clock().now();
     const Duration limit = timeout_of(options);
-    const auto calls = std::make_shared<std::vector<Call>>();  // for the callbacks, which are copied
-    Tickets tickets;
+    const auto kernel = std::make_shared<Launch>(Launch{recorders_.collectives(), hook(), steady_clock().now()});
     for (Operation& each : operations) {
       each.call.sequence = ++sequence_;
-      if (Recorder* const recorder = recorders_.collectives(); recorder != nullptr) {
+      if (kernel->recorder != nullptr) {
         each.site = current_call_site();
-        tickets.push_back(recorder->submitted(each, Recorder::Start::kNow));
+        kernel->tickets.push_back(kernel->recorder->submitted(each, Recorder::Start::kLater));
       }
-      calls->push_back(each.reported_call());
+      kernel->calls.push_back(each.reported_call());
     }
+    auto begins = kernel->recorder != nullptr && !device_->capturing() ? device_->record() : nullptr;
     if (Result<> given = enqueue(*communicator_, membership(), operations, *device_, Deadline::after(limit)); !given) {
-      const Error why = given.error().in(describe(*calls));
-      record_end(recorders_.collectives(), tickets, tl::unexpected(why));
+      const Error why = given.error().in(describe(kernel->calls));
+      kernel->record_end(tl::unexpected(why));
       return tl::unexpected(why);
     }
-    const auto ended = [this, begun, hook = hook(), calls](const Result<>& result) {
-      const TimePoint now = steady_clock().now();
-      for (const Call& each : *calls) {
-        if (hook) (*hook)({each, begun, begun, now, result});
-      }
-    };
     return track(
-        limit, [this, calls] { return describe(*calls); }, recorders_.collectives(), std::move(tickets), ended,
-        sequence_);
+        kernel, limit, [this, kernel] { return describe(kernel->calls); }, sequence_, std::move(begins));
   }
 
   std::string describe(const std::vector<Call>& calls) const {
@@ -177,22 +191,21 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     if (const Result<> open = check_open(); !open) return Work(tl::unexpected(open.error().in(what)));
     std::unique_lock order(order_);
     const Duration limit = timeout_of(options);
-    Recorder* const recorder = recorders_.messages();
-    Tickets tickets;
+    const auto kernel = std::make_shared<Launch>(Launch{.recorder = recorders_.messages()});
     for (const Message& each : messages) {
-      if (recorder == nullptr) break;
+      if (kernel->recorder == nullptr) break;
       const CallSite site = current_call_site();
-      tickets.push_back(each.send ? recorder->sending(each.data, each.peer, each.tag, site)
-                                  : recorder->receiving(each.data, each.peer, each.tag, site));
+      kernel->tickets.push_back(each.send ? kernel->recorder->sending(each.data, each.peer, each.tag, site)
+                                          : kernel->recorder->receiving(each.data, each.peer, each.tag, site));
     }
     const Result<> given = enqueue(*communicator_, messages, *device_, Deadline::after(limit));
     if (!given) {
       order.unlock();
-      record_end(recorder, tickets, given);
+      kernel->record_end(given);
       return refuse(given.error().in(what));
     }
     return track(
-        limit, [what] { return what; }, recorder, std::move(tickets), nullptr, 0);
+        kernel, limit, [what] { return what; }, 0, nullptr);
   }
   Result<> check_message(const Message& message) const {
     if (message.peer == kAnyRank) {
@@ -215,25 +228,22 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     return text;
   }
 
-  /// `ended` may be null.
-  Work track(Duration limit, std::function<std::string()> describe, Recorder* recorder, Tickets tickets,
-             std::function<void(const Result<>&)> ended, uint64_t sequence) {
+  /// `begins`: the point in the stream before the kernel; may be null.
+  Work track(const std::shared_ptr<Launch>& kernel, Duration limit, std::function<std::string()> describe,
+             uint64_t sequence, std::unique_ptr<Device::Event> begins) {
     if (device_->capturing()) {  // nothing runs: replays have no Work
-      record_end(recorder, tickets, {});
+      kernel->record_end({});
       in_flight_->watch();
       return Work(Result<>{}, sequence);
     }
-    const auto record_and_end = [recorder, tickets = std::move(tickets),
-                                 ended = std::move(ended)](const Result<>& result) {
-      record_end(recorder, tickets, result);
-      if (ended) ended(result);
-    };
-    return in_flight_->add({std::make_shared<Work::State>(), device_->record(), Deadline::after(limit).when(),
-                            std::move(describe), record_and_end},
+    return in_flight_->add({.work = std::make_shared<Work::State>(),
+                            .event = device_->record(),
+                            .deadline = Deadline::after(limit).when(),
+                            .describe = std::move(describe),
+                            .ended = [kernel](const Result<>& result) { kernel->ended(result); },
+                            .begins = std::move(begins),
+                            .begun = [kernel] { kernel->begun(); }},
                            sequence);
-  }
-  static void record_end(Recorder* recorder, const Tickets& tickets, const Result<>& result) {
-    for (const Recorder::Ticket each : tickets) recorder->ended(each, result);
   }
 
   /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed.
@@ -302,11 +312,11 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
 
   Result<std::unique_ptr<Group>> form_child(Store& store, const std::vector<Rank>& ranks,
                                             const GroupSpec& child) override {
-    MUSTER_ASSIGN(std::unique_ptr<Group> host, host_->split(store, ranks, child.name));
+    MUSTER_ASSIGN(std::unique_ptr<Group> host, form_child_of(*host_, store, ranks, child));
     return form_group(std::move(host), device_);
   }
   Result<std::unique_ptr<Group>> form_duplicate(const GroupSpec& duplicate) override {
-    MUSTER_ASSIGN(std::unique_ptr<Group> host, host_->duplicate(duplicate.name));
+    MUSTER_ASSIGN(std::unique_ptr<Group> host, form_duplicate_of(*host_, duplicate));
     return form_group(std::move(host), device_);
   }
   Result<std::unique_ptr<Group>> form_merged(Store& store, const GroupSpec& merged) override {

@@ -146,6 +146,12 @@ void InFlight::poll() {
   std::deque<Entry> ended;
   {
     const std::lock_guard lock(mutex_);
+    for (Entry& each : entries_) {
+      if (each.begins == nullptr) continue;
+      if (!each.begins->reached()) break;
+      each.begins = nullptr;
+      each.begun();
+    }
     while (!entries_.empty() && entries_.front().event->reached()) {
       ended.push_back(std::move(entries_.front()));
       entries_.pop_front();

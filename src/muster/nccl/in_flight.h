@@ -24,6 +24,8 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
     TimePoint deadline;
     std::function<std::string()> describe;       ///< the call, for errors
     std::function<void(const Result<>&)> ended;  ///< before the Work is finished
+    std::unique_ptr<Device::Event> begins;       ///< before the operation in its stream; may be null
+    std::function<void()> begun;                 ///< called once the device has passed that event
   };
   /// Called when an operation has not ended by its deadline, or when `check` has an error. Must end the kernels.
   using Failed = std::function<void(const Error& why)>;

@@ -94,6 +94,12 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  /// The content is lost: this is for FSDP, which frees memory and allocates it again.
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    c10::StorageImpl* const memory = storage.unsafeGetStorageImpl();
+    memory->set_data_ptr(device_allocator()->allocate(bytes));
+    memory->set_nbytes(bytes);
+  }
 };
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
@@ -143,10 +149,11 @@ class DeviceAllocator final : public c10::Allocator {
 class TorchGraph final : public at::GraphImplInterface {
  public:
   explicit TorchGraph(at::GraphImplArgs) {}
-  void capture_begin(at::MempoolId_t, at::GraphCaptureMode) override {
+  void capture_begin(at::MempoolId_t, at::GraphCaptureMode mode) override {
     reset();
     graph_ = std::make_unique<Graph>();
-    graph_->begin(queue_of(current_stream(device(-1))));
+    const bool global = mode == at::GraphCaptureMode::Default || mode == at::GraphCaptureMode::Global;
+    graph_->begin(queue_of(current_stream(device(-1))), global ? CaptureMode::kGlobal : CaptureMode::kThreadLocal);
   }
   void capture_end() override { graph_->end(); }
   void instantiate() override {}
@@ -227,3 +234,10 @@ bool is_pinned(const void* address) {
 }
 
 }  // namespace muster::device_double
+
+/// CUDA's function, by which muster finds out that captures have modes.
+extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  using muster::device_double::CaptureMode;
+  *mode = static_cast<int>(muster::device_double::exchange_capture_mode(static_cast<CaptureMode>(*mode)));
+  return 0;
+}

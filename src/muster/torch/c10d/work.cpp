@@ -135,6 +135,7 @@ bool TensorWork::parts_done() const {
 /// Copies the results back. Returns the failure of the copy, or the first failure in the order of the group's queue,
 /// because later failures only follow from it.
 std::exception_ptr TensorWork::finish_result() {
+  const OutsideCaptures outside;
   for (const muster::Work& part : parts_) {
     const Result<> result = part.result();
     if (!result) return to_exception(result.error());

@@ -43,7 +43,10 @@ class TorchDevice final : public nccl::Device {
  private:
   struct TorchEvent final : Event {
     explicit TorchEvent(c10::Device device) : event(device.type()) { event.record(current_stream(device)); }
-    bool reached() override { return event.query(); }
+    bool reached() override {
+      const OutsideCaptures outside;
+      return event.query();
+    }
     c10::Event event;
   };
   const c10::Device device_;

@@ -67,6 +67,7 @@ Result<> StagedCopies::wait_for_input(size_t end, const Deadline& deadline) {
   const size_t last = std::min((end - 1) / kPieceBytes, pieces() - 1);
   bool copied = false;
   MUSTER_TRY(without_exceptions([&] {
+    const OutsideCaptures outside;
     PollWait wait(kMessagePolls);
     while (!(copied = copied_in_[last].query()) && !deadline.passed()) {
       if (!wait.idle()) spin_pause();
