@@ -87,8 +87,9 @@ def _patch_torch() -> None:
     if "_patched_by_muster" in vars(c10d):
         return
     vars(c10d)["_patched_by_muster"] = True
-    for name in ("_set_pg_timeout", "_new_process_group_helper"):
-        setattr(c10d, name, _patched(getattr(c10d, name), name))
+    for name in ("_set_pg_timeout", "_new_process_group_helper", "_create_shrunk_process_group"):
+        if hasattr(c10d, name):  # older releases of torch lack the last one
+            setattr(c10d, name, _patched(getattr(c10d, name), name))
     for name in ("init_process_group", "monitored_barrier", "_coalescing_manager", "split_group"):
         function = _patched(getattr(c10d, name), name)
         setattr(c10d, name, function)

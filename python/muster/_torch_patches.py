@@ -14,11 +14,14 @@ import importlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend
 
 
 def _ours(group: dist.ProcessGroup | None) -> bool:
@@ -120,6 +123,20 @@ def _replacing(create: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _shrinking(original: Callable[..., dist.ProcessGroup]) -> Callable[..., dist.ProcessGroup]:
+    """Returns torch's function for the process group of shrink_group(), which has its backend for one device only."""
+
+    def function(backend: Backend, ranks: list[int], metadata: dict[str, Any], *arguments: Any) -> dist.ProcessGroup:
+        group = original(backend, ranks, metadata, *arguments)
+        for pair in str(metadata["backend_config"]).split(","):
+            device, _, name = pair.partition(":")
+            if name == backend.name() == "muster" and torch.device(device) not in group._device_types:
+                group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
+        return group
+
+    return function
+
+
 def _redirecting(original: Callable[..., None]) -> Callable[..., None]:
     """Returns TCPStore's constructor for `muster run --reachable-master-addr`. Clients of the launcher's MASTER_ADDR
     and MASTER_PORT connect to their node's port of the job's store. A script may change both variables.
@@ -190,6 +207,7 @@ PATCHES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "_set_pg_timeout": lambda original: _routed(original, _set_pg_timeout),
     "_coalescing_manager": _cancelling,
     "_new_process_group_helper": _replacing,
+    "_create_shrunk_process_group": _shrinking,
     "split_group": _splitting,
     "TCPStore.__init__": _redirecting,
     "ProcessGroup._get_sequence_number_for_group": lambda original: _numbered(original, _sequence_number),

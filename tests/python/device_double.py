@@ -7,14 +7,20 @@ With MUSTER_TEST_DEVICE=cuda, as `make gpu` sets it, the tests run on a GPU that
 
 from __future__ import annotations
 
+import ctypes
 import os
 import types
 from pathlib import Path
 
+import muster._backend
 import torch
+import torch.distributed as dist
 
 DEVICE = os.environ.get("MUSTER_TEST_DEVICE") or "simulated"
 IS_DOUBLE = DEVICE == "simulated"
+# muster for tensors of the CPU, and the device's own backend for those of the device. That of the double has the name
+# of an NPU's.
+MIXED = "cpu:muster,simulated:hccl" if IS_DOUBLE else f"cpu:muster,{DEVICE}:nccl"
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,9 +31,28 @@ def load() -> None:
         os.environ.setdefault("NCCL_HOSTID", f"rank{os.environ['RANK']}")
         return
     build = Path(os.environ.get("MUSTER_BUILD_DIR", _ROOT / "build/release"))
-    torch.ops.load_library(str(build / "tests/torch/device_double/muster_device_double.so"))
+    library = str(build / "tests/torch/device_double/muster_device_double.so")
+    torch.ops.load_library(library)
+    ctypes.CDLL(library, ctypes.RTLD_GLOBAL)  # muster looks for a function of CUDA, as torch makes them visible
     torch.utils.rename_privateuse1_backend(DEVICE)
-    torch._register_device_module(DEVICE, types.ModuleType(DEVICE))
+    torch._register_device_module(DEVICE, _module())
+    dist.Backend.register_backend("hccl", muster._backend.create, extended_api=True, devices=[DEVICE])
+
+
+def _module() -> types.ModuleType:
+    """torch.simulated, with what FSDP needs of it."""
+    module = types.ModuleType(DEVICE)
+    vars(module).update(
+        Stream=lambda priority=0: torch.Stream(device=DEVICE, priority=priority),
+        Event=lambda: torch.Event(DEVICE),
+        stream=lambda stream: stream,
+        current_stream=torch.accelerator.current_stream,
+        current_device=torch.accelerator.current_device_index,
+        device_count=torch.accelerator.device_count,
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+    )
+    return module
 
 
 def set_kernel_delay(milliseconds: int) -> None:

@@ -9,20 +9,18 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import device_double
-import muster.hooks
-import muster.nn
 import pytest
 import test_backend_collectives as collectives
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+import torch.distributed.distributed_c10d as c10d
+from device_training import DELAY, ddp, no_sync_and_join, sharded
 
 import muster
 
-DELAY = 20  # milliseconds
+__all__ = ["ddp", "no_sync_and_join", "sharded"]  # for the end of this file
 NOT_REDUCED_BY_NCCL = (torch.int16, torch.uint16, torch.complex32)
 
 
@@ -132,88 +130,6 @@ def two_devices(rank: int) -> None:
     assert tensor.cpu().unique().tolist() == [sum(range(dist.get_world_size()))]
 
 
-def two_layers() -> torch.nn.Sequential:
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-
-
-def check_training(wrap: Callable[..., torch.nn.Module], dtype: torch.dtype = torch.float32, **options: Any) -> None:
-    """Three steps of a model on the device, and of a model on the CPU that has the batches of all ranks."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(rank)
-    wrapped = wrap(two_layers().to(device_double.DEVICE), **options)
-    model: torch.nn.Module = wrapped.module  # type: ignore[assignment]
-    local = two_layers()
-    local.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
-    tolerance: Any = {} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
-    for step in range(3):
-        inputs = [torch.arange(32.0).view(4, 8).sin() + 0.1 * each + step for each in range(size)]
-        wrapped(inputs[rank].to(device_double.DEVICE)).sum().backward()
-        (sum(local(each).sum() for each in inputs) / size).backward()
-        for ours, expected in zip(model.parameters(), local.parameters(), strict=True):
-            assert ours.grad is not None
-            assert expected.grad is not None
-            torch.testing.assert_close(ours.grad.cpu(), expected.grad, **tolerance)
-            with torch.no_grad():
-                ours.sub_(0.01 * ours.grad)
-                expected.sub_(0.01 * expected.grad)
-            ours.grad = expected.grad = None
-
-
-def ddp(rank: int) -> None:
-    """Models on the device, wrapped by torch's class and by muster's."""
-    check_training(torch.nn.parallel.DistributedDataParallel)
-    check_training(muster.nn.DistributedDataParallel)
-    for options in (
-        {"gradient_as_bucket_view": False},
-        {"bucket_cap_mb": 0.0001},
-        {"find_unused_parameters": True},
-        {"static_graph": True},
-    ):
-        check_training(muster.nn.DistributedDataParallel, **options)
-    device_double.set_kernel_delay(DELAY)
-    check_training(muster.nn.DistributedDataParallel)
-    device_double.set_kernel_delay(0)
-
-    def with_hook(hook: Any, **options: Any) -> Callable[[torch.nn.Module], torch.nn.Module]:
-        def wrap(model: torch.nn.Module) -> torch.nn.Module:
-            wrapped = muster.nn.DistributedDataParallel(model, **options)
-            wrapped.register_comm_hook(None, hook)
-            return wrapped
-
-        return wrap
-
-    check_training(with_hook(default_hooks.fp16_compress_hook), torch.float16)
-    for hook in (
-        muster.hooks.all_reduce(),
-        muster.hooks.bf16(),
-        muster.hooks.int8(),
-        muster.hooks.top_k(1.0),
-        muster.hooks.power_sgd(rank=4, start_powerSGD_iter=1, min_compression_rate=1),
-    ):
-        exact = hook.name in ("all_reduce()", "top_k(ratio=1)")
-        device_double.set_kernel_delay(DELAY if exact else 0)
-        check_training(with_hook(hook), torch.float32 if exact else torch.float16)
-        check_training(with_hook(hook, bucket_cap_mb=0.0001), torch.float32 if exact else torch.float16)
-    device_double.set_kernel_delay(0)
-
-
-def no_sync_and_join(rank: int) -> None:
-    """Of muster's class: gradients that accumulate, and ranks with different numbers of batches."""
-    size = dist.get_world_size()
-    model = torch.nn.Linear(1, 1, bias=False).to(device_double.DEVICE)
-    wrapped = muster.nn.DistributedDataParallel(model)
-    one = torch.ones(1, 1, device=device_double.DEVICE)
-    with wrapped.no_sync():
-        wrapped(one * rank).sum().backward()
-    wrapped(one * 3).sum().backward()
-    assert model.weight.grad is not None
-    assert model.weight.grad.item() == pytest.approx(sum(range(size)) / size + 3)
-    model.weight.grad = None
-    with wrapped.join():
-        for _ in range(rank + 1):
-            wrapped(one).sum().backward()
-
-
 def groups(rank: int) -> None:
     """Groups that are made from the first one take the device's tensors, too."""
     size = dist.get_world_size()
@@ -266,8 +182,8 @@ def graph(rank: int) -> None:
     with pytest.raises(ValueError, match="make one before the capture"):
         capture(lambda: dist.all_reduce(x))
     dist.all_reduce(x)
-    torch.accelerator.synchronize()
-    time.sleep(0.1)  # tidy: allow(sleep) until no work is pending, which no call tells
+    device_double.set_kernel_delay(DELAY)
+    works = [dist.all_reduce(torch.zeros(1000, device=device_double.DEVICE), async_op=True) for _ in range(5)]
 
     def step() -> None:
         y = torch.empty_like(x)
@@ -283,6 +199,13 @@ def graph(rank: int) -> None:
         work.wait()
 
     captured = capture(step)
+    if device_double.IS_DOUBLE:
+        assert works[-1] is not None
+        assert not works[-1].is_completed(), "a thread looks for its end during the capture"
+    device_double.set_kernel_delay(0)
+    for work in works:
+        assert work is not None
+        work.wait()
     for value in (1, 5):
         x.fill_(rank + value)
         for each in parts:
@@ -299,7 +222,6 @@ def graph(rank: int) -> None:
 
 def capture(step: Callable[[], object]) -> torch.accelerator.Graph:
     made = torch.accelerator.Graph()
-    torch.accelerator.synchronize()
     with torch.Stream(device=device_double.DEVICE):
         made.capture_begin()
         try:
@@ -332,6 +254,7 @@ def left(rank: int) -> None:
 
 
 def killed(rank: int) -> None:
+    """Rank 1 dies. The others get an error, and go on without it."""
     tensor = torch.ones(1000, device=device_double.DEVICE)
     dist.all_reduce(tensor)
     torch.accelerator.synchronize()  # all ranks have begun it
@@ -340,7 +263,12 @@ def killed(rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(muster.errors.Error, match="rank 1"):
         all_reduce_until_it_fails(tensor)
-    print(f"rank {rank} has seen it")
+    dist.shrink_group([1], shrink_flags=c10d.SHRINK_ABORT)
+    tensor = torch.ones(1000, device=device_double.DEVICE)
+    dist.all_reduce(tensor)
+    assert tensor.cpu().unique().tolist() == [2]
+    print(f"rank {rank} goes on")
+    dist.barrier()
 
 
 def all_reduce_until_it_fails(tensor: torch.Tensor) -> None:
@@ -380,6 +308,16 @@ def nccl(rank: int) -> None:
     last.wait()
     device_double.set_kernel_delay(0)
     assert tensor.cpu().unique().tolist() == [float(size**5)]
+    device_double.set_kernel_delay(20 * DELAY)
+    tensor.fill_(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    device_double.set_kernel_delay(0)
+    assert work is not None
+    states = []
+    while not work.is_completed():
+        states += [group["operations"][-1]["state"] for group in muster.dump(1) if group["transport"] == "nccl"]
+    if device_double.IS_DOUBLE:
+        assert list(dict.fromkeys(states))[:2] == ["queued", "running"], states
     mixed = [torch.ones(3, device=device_double.DEVICE), *(torch.ones(3) for _ in range(size - 1))]
     with pytest.raises(ValueError, match="this tensor is on cpu"):
         dist.all_gather(mixed, mixed[0])
@@ -393,7 +331,10 @@ def nccl(rank: int) -> None:
 def over_mpi(rank: int) -> None:
     """MPI that takes memory of the device gets it from calls that only move data: tests/mpi/device_mpi.cpp counts."""
     mpi = ctypes.CDLL(os.environ["MUSTER_MPI_LIBRARY"])
-    mpi.device_mpi_set_host_address(ctypes.c_void_p(torch.ops.muster_device_double.host_address_function()))
+    double = torch.ops.muster_device_double
+    functions = double.host_address_function(), double.current_device_function()
+    mpi.device_mpi_take(1, *(ctypes.c_void_p(each) for each in functions))
+    torch.accelerator.set_device_index(1)  # the threads of muster begin with device 0
     torchs_calls(rank)
     size, takes_memory = dist.get_world_size(), os.environ["MUSTER_MPI_DEVICE_MEMORY"] == "1"
     device_double.set_kernel_delay(DELAY)
@@ -436,6 +377,10 @@ def over_mpi(rank: int) -> None:
     check(lambda: gather(begin=1), 2, in_order)
     check(lambda: gather(begin=2 * rank), 1, in_order)
     check(message, 2, [float((rank - 1) % size)] * 4)
+    torch.accelerator.set_device_index(0)  # MPI takes memory of one device in a process
+    check(lambda: broadcast(stride=1), 0, [6.0] * 3)
+    check(message, 0, [float((rank - 1) % size)] * 4)
+    assert mpi.device_mpi_wrong_devices() == 0
 
 
 if __name__ == "__main__":

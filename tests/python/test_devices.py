@@ -20,6 +20,7 @@ BOTH_WAYS = (
     "large",
     "two_devices",
     "ddp",
+    "sharded",
     "no_sync_and_join",
     "groups",
     "batches_of_messages",
@@ -27,8 +28,9 @@ BOTH_WAYS = (
 )
 
 
-def run(function: str, library: str = "", ranks: int = 3) -> subprocess.CompletedProcess[str]:
-    command = ["muster", "run", "--nproc-per-node", str(ranks), "--shutdown-timeout", "60", str(PROGRAM), function]
+def run(function: str, library: str = "", ranks: int = 3, backend: str = "muster") -> subprocess.CompletedProcess[str]:
+    job = ["muster", "run", "--nproc-per-node", str(ranks), "--shutdown-timeout", "60"]
+    command = [*job, str(PROGRAM), function, backend]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "MUSTER_NCCL_LIBRARY": library}
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
 
@@ -59,14 +61,20 @@ def test_large_tensors_of_one_rank_go_through_the_host(built_programs: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_tensors_go_over_the_backend_of_the_device(nccl: str, built_programs: Path) -> None:
+    done = run("sharded", nccl, backend=device_double.MIXED)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("function", [*BOTH_WAYS, "graph", "kernel_that_hangs", "nccl"])
 def test_tensors_go_over_nccl(function: str, nccl: str, built_programs: Path) -> None:
     done = run(function, nccl)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_death_of_a_rank_ends_the_calls_over_nccl(nccl: str, built_programs: Path) -> None:
-    done = run("killed", nccl)
+@pytest.mark.parametrize("over_nccl", [False, True])
+def test_ranks_go_on_after_the_death_of_one(over_nccl: bool, nccl: str, built_programs: Path) -> None:
+    done = run("killed", nccl if over_nccl else "")
     assert done.returncode != 0
     output = done.stdout + done.stderr
-    assert all(f"rank {rank} has seen it" in output for rank in (0, 2)), output
+    assert all(f"rank {rank} goes on" in output for rank in (0, 2)), output
