@@ -130,7 +130,8 @@ def _shrinking(original: Callable[..., dist.ProcessGroup]) -> Callable[..., dist
         group = original(backend, ranks, metadata, *arguments)
         for pair in str(metadata["backend_config"]).split(","):
             device, _, name = pair.partition(":")
-            if name == backend.name() == "muster" and torch.device(device) not in group._device_types:
+            ours = backend.name() == "muster" and name in ("muster", "muster-mpi")
+            if ours and torch.device(device) not in group._device_types:
                 group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
         return group
 

@@ -14,13 +14,17 @@ std::atomic<Address> host_address = nullptr;
 std::atomic<CurrentDevice> current_device = nullptr;
 std::atomic<int> device = 0, device_buffers = 0, wrong_devices = 0;
 
+void check_device() {
+  if (device_buffers != 0 && current_device.load()() != device) ++wrong_devices;
+}
+
 void* reach(const void* buffer) {
   void* const given = const_cast<void*>(buffer);
   const Address find = host_address;
   void* const found = find != nullptr ? find(given) : given;
   if (found == given) return given;
   ++device_buffers;
-  if (current_device.load()() != device) ++wrong_devices;
+  check_device();
   return found;
 }
 
@@ -36,6 +40,7 @@ int PMPI_Bcast(void*, int, Pointer, int, Pointer);
 int PMPI_Gather(const void*, int, Pointer, void*, int, Pointer, int, Pointer);
 int PMPI_Irecv(void*, int, Pointer, int, int, Pointer, Pointer*);
 int PMPI_Isend(const void*, int, Pointer, int, int, Pointer, Pointer*);
+int PMPI_Test(Pointer*, int*, Pointer);
 int PMPI_Scatter(const void*, int, Pointer, void*, int, Pointer, int, Pointer);
 
 /// From now on, the calls below take memory of the device with this index.
@@ -46,7 +51,8 @@ void device_mpi_take(int index, Address find_host_address, CurrentDevice find_cu
 }
 /// How many buffers on the device the calls below have been given.
 int device_mpi_buffers() { return device_buffers; }
-/// How many of these came from a thread with another current device.
+/// How many of these calls, and of those that may move such buffers later, came from a thread with another current
+/// device.
 int device_mpi_wrong_devices() { return wrong_devices; }
 
 int MPI_Allgather(const void* from, int sent, Pointer sends, void* to, int received, Pointer receives, Pointer comm) {
@@ -75,6 +81,10 @@ int MPI_Irecv(void* buffer, int count, Pointer type, int from, int tag, Pointer 
 }
 int MPI_Isend(const void* buffer, int count, Pointer type, int to, int tag, Pointer comm, Pointer* request) {
   return PMPI_Isend(reach(buffer), count, type, to, tag, comm, request);
+}
+int MPI_Test(Pointer* request, int* done, Pointer status) {
+  check_device();
+  return PMPI_Test(request, done, status);
 }
 int MPI_Scatter(const void* from, int sent, Pointer sends, void* to, int received, Pointer receives, int root,
                 Pointer comm) {

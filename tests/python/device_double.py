@@ -33,7 +33,7 @@ def load() -> None:
     build = Path(os.environ.get("MUSTER_BUILD_DIR", _ROOT / "build/release"))
     library = str(build / "tests/torch/device_double/muster_device_double.so")
     torch.ops.load_library(library)
-    ctypes.CDLL(library, ctypes.RTLD_GLOBAL)  # muster looks for a function of CUDA, as torch makes them visible
+    ctypes.CDLL(library, ctypes.RTLD_GLOBAL)  # as torch makes the functions of CUDA visible
     torch.utils.rename_privateuse1_backend(DEVICE)
     torch._register_device_module(DEVICE, _module())
     dist.Backend.register_backend("hccl", muster._backend.create, extended_api=True, devices=[DEVICE])

@@ -182,10 +182,12 @@ def graph(rank: int) -> None:
     with pytest.raises(ValueError, match="make one before the capture"):
         capture(lambda: dist.all_reduce(x))
     dist.all_reduce(x)
-    device_double.set_kernel_delay(DELAY)
+    device_double.set_kernel_delay(10 * DELAY)
     works = [dist.all_reduce(torch.zeros(1000, device=device_double.DEVICE), async_op=True) for _ in range(5)]
 
     def step() -> None:
+        while works[0] is not None and not works[0].is_completed():
+            time.sleep(0.001)  # tidy: allow(sleep) a work ends, and others are pending
         y = torch.empty_like(x)
         y.copy_(x)
         dist.all_reduce(y)
@@ -201,7 +203,7 @@ def graph(rank: int) -> None:
     captured = capture(step)
     if device_double.IS_DOUBLE:
         assert works[-1] is not None
-        assert not works[-1].is_completed(), "a thread looks for its end during the capture"
+        assert not works[-1].is_completed(), "a thread has looked for its end during the capture"
     device_double.set_kernel_delay(0)
     for work in works:
         assert work is not None
@@ -218,6 +220,29 @@ def graph(rank: int) -> None:
         assert all(each.cpu().unique().tolist() == [value * size] for each in parts)
     dist.all_reduce(x)  # calls go on as before
     assert x.cpu().unique().tolist() == [total]
+
+
+def graph_beside_copies(rank: int) -> None:
+    """A large all_reduce ends while a graph captures other kernels."""
+    tensor, source, copy = (on_device(count, value=0) for count in (5 << 20, 10, 10))
+    dist.all_reduce(tensor)
+    device_double.set_kernel_delay(DELAY)
+    tensor.fill_(rank)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+
+    def step() -> None:
+        copy.copy_(source)
+        while not work.is_completed():
+            time.sleep(0.001)  # tidy: allow(sleep) without a wait
+
+    captured = capture(step)
+    device_double.set_kernel_delay(0)
+    source.fill_(3)
+    captured.replay()
+    torch.accelerator.synchronize()
+    assert copy.cpu().unique().tolist() == [3]
+    assert tensor.cpu().unique().tolist() == [sum(range(dist.get_world_size()))]
 
 
 def capture(step: Callable[[], object]) -> torch.accelerator.Graph:
@@ -377,7 +402,18 @@ def over_mpi(rank: int) -> None:
     check(lambda: gather(begin=1), 2, in_order)
     check(lambda: gather(begin=2 * rank), 1, in_order)
     check(message, 2, [float((rank - 1) % size)] * 4)
-    torch.accelerator.set_device_index(0)  # MPI takes memory of one device in a process
+    torch.accelerator.set_device_index(0)
+    both = [torch.full((4,), value, device=f"{device_double.DEVICE}:1") for value in (float(rank), -1.0)]
+
+    def message_of_the_other_device() -> torch.Tensor:
+        works = [dist.isend(both[0], (rank + 1) % size), dist.irecv(both[1], (rank - 1) % size)]
+        for work in works:
+            assert work is not None
+            work.wait()
+        return both[1]
+
+    check(message_of_the_other_device, 2, [float((rank - 1) % size)] * 4)
+    # MPI takes memory of one device in a process.
     check(lambda: broadcast(stride=1), 0, [6.0] * 3)
     check(message, 0, [float((rank - 1) % size)] * 4)
     assert mpi.device_mpi_wrong_devices() == 0

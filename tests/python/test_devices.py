@@ -24,6 +24,7 @@ BOTH_WAYS = (
     "no_sync_and_join",
     "groups",
     "batches_of_messages",
+    "graph_beside_copies",
     "left",
 )
 

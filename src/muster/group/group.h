@@ -217,8 +217,9 @@ class Group {
   /// links that are not connected yet.
   virtual std::string transport() const = 0;
   /// True if messages, and collectives that do not reduce, take contiguous memory of the device with this type ("cuda"
-  /// or "xpu", as torch names it) and index. The caller must first wait for the kernels that use the memory. `exchange`
-  /// makes a device of this type current in the calling thread, by its index, and returns the index of the one before.
+  /// or "xpu", as torch names it) and index. The first such device is the only one of this process. The caller must
+  /// first wait for the kernels that use the memory. `exchange` makes a device of this type current in the calling
+  /// thread, by its index, and returns the index of the one before.
   virtual bool takes_device_memory(std::string_view /*type*/, int /*index*/,
                                    const std::function<int(int index)>& /*exchange*/) const {
     return false;
@@ -241,7 +242,7 @@ class Group {
                                                     const GroupSpec& child);
   /// Forms a group of ranks from several groups.
   virtual Result<std::unique_ptr<Group>> form_merged(Store& store, const GroupSpec& merged);
-  /// The same for another group, for a group that is built on it.
+  // The same for another group, because a group that is built on it cannot call its protected functions.
   static Result<std::unique_ptr<Group>> form_duplicate_of(Group& other, const GroupSpec& duplicate) {
     return other.form_duplicate(duplicate);
   }

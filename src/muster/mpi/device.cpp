@@ -1,9 +1,14 @@
 #include "muster/mpi/device.h"
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
+
+#include "muster/base/log.h"
 
 namespace muster::mpi {
 
@@ -17,6 +22,7 @@ namespace {
 
 std::mutex choosing;
 std::optional<Device> chosen;                  ///< guarded by choosing, and constant once it is set
+bool warned = false;                           ///< guarded by choosing
 std::atomic<const Device*> current = nullptr;  ///< chosen, once it is set
 
 }  // namespace
@@ -24,7 +30,13 @@ std::atomic<const Device*> current = nullptr;  ///< chosen, once it is set
 bool use_device(std::string_view type, int index, const ExchangeDevice& exchange) {
   const std::lock_guard lock(choosing);
   if (!chosen) current = &chosen.emplace(Device{std::string(type), index, exchange});
-  return chosen->type == type && chosen->index == index;
+  const bool same = chosen->type == type && chosen->index == index;
+  if (!same && !std::exchange(warned, true)) {
+    log(LogLevel::kWarning,
+        fmt::format("tensors on {}:{} go through the host: this process gives MPI the memory of {}:{}", type, index,
+                    chosen->type, chosen->index));
+  }
+  return same;
 }
 
 CurrentDevice::CurrentDevice() : device_(current) {

@@ -230,6 +230,7 @@ Result<std::unique_ptr<Group>> form_group(const std::vector<Rank>& world_ranks, 
   Watchdog watchdog(*world);
   const auto describe = [&] { return fmt::format("forming group \"{}\" over {}", name, world->mpi.version()); };
   const Watchdog::Guard guard(watchdog, options.timeout, describe);
+  const CurrentDevice device;  // any call of MPI may move pending messages
   MUSTER_ASSIGN(auto comms, create_communicators(*world, world_ranks, name));
   uint64_t id = 0;
   fill_secure_random({reinterpret_cast<uint8_t*>(&id), sizeof id});

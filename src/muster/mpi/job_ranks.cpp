@@ -9,7 +9,9 @@
 #include <string_view>
 #include <utility>
 
+#include "muster/base/bytes.h"
 #include "muster/base/host_name.h"
+#include "muster/base/random.h"
 #include "muster/io/host_identity.h"
 #include "muster/mpi/environment.h"
 #include "muster/store/job_store.h"
@@ -18,6 +20,7 @@ namespace muster::mpi {
 namespace {
 
 constexpr Duration kCheckTime = 1s;
+constexpr const char* kName = "name";
 
 Key key_of(int rank) { return fmt::format("rank {}", rank); }
 
@@ -67,8 +70,16 @@ Result<JobRanks> meet_ranks(Duration timeout) {
   MUSTER_ASSIGN(auto store, open_store(timeout));
   MUSTER_ASSIGN(const int own, job_number("RANK"));
   const std::string text = fmt::format("{} {} {}-{}", getpid(), host_name(), shared_memory_domain(), process_domain());
+  if (own == 0) {  // before the record of rank 0, for which all ranks wait
+    std::array<uint8_t, 8> drawn;
+    fill_secure_random(drawn);
+    MUSTER_TRY(store->set(kName, as_bytes(to_hex(drawn)), Deadline::after(timeout)));
+  }
   MUSTER_TRY(store->set(key_of(own), as_bytes(text), Deadline::after(timeout)));
-  return read_ranks(std::move(store), timeout);
+  MUSTER_ASSIGN(JobRanks ranks, read_ranks(std::move(store), timeout));
+  MUSTER_ASSIGN(const Bytes name, ranks.store->get(kName, Deadline::after(timeout)));
+  ranks.name = to_string(name);
+  return ranks;
 }
 
 Result<std::vector<Bytes>> get_all(Store& store, const std::vector<Key>& keys, Duration timeout) {

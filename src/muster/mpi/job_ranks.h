@@ -22,6 +22,7 @@ struct JobRank {
 /// The ranks of `muster run`, before MPI has started.
 struct JobRanks {
   std::unique_ptr<Store> store;  ///< for what MPI exchanges
+  std::string name;              ///< random, drawn by rank 0; empty for a process that is no rank
   int own = 0;
   std::vector<JobRank> all;
 

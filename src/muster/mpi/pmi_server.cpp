@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "muster/base/hash.h"
 #include "muster/base/log.h"
 #include "muster/io/fd.h"
 #include "muster/store/store.h"
@@ -68,14 +67,6 @@ std::string mapping_of(const std::vector<JobRank>& ranks) {
   return text + ")";
 }
 
-/// MPICH 5 names its shared memory by this. So no other start of these ranks, or of other ones, may have the same name:
-/// ranks that are killed leave their memory.
-std::string name_of(const std::vector<JobRank>& ranks) {
-  std::string processes;
-  for (const JobRank& each : ranks) processes += fmt::format("{} {} ", each.pid, each.host);
-  return fmt::format("muster-{:016x}", fnv1a(processes));
-}
-
 class PmiServer {
  public:
   PmiServer(Fd socket, JobRanks ranks, Duration timeout)
@@ -121,7 +112,8 @@ class PmiServer {
     }
     if (command == "get_appnum") return "cmd=appnum appnum=0\n";
     if (command == "get_universe_size") return fmt::format("cmd=universe_size size={}\n", ranks_.size());
-    if (command == "get_my_kvsname") return fmt::format("cmd=my_kvsname kvsname={}\n", name_of(ranks_.all));
+    // MPICH 5 names its shared memory by this. Ranks that are killed leave theirs.
+    if (command == "get_my_kvsname") return fmt::format("cmd=my_kvsname kvsname=muster-{}\n", ranks_.name);
     if (command == "put") {
       MUSTER_TRY(ranks_.store->set("key/" + field(line, "key"), as_bytes(field(line, "value")), deadline()));
       return "cmd=put_result rc=0 msg=success\n";

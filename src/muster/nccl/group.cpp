@@ -168,7 +168,8 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
       }
       kernel->calls.push_back(each.reported_call());
     }
-    auto begins = kernel->recorder != nullptr && !device_->capturing() ? device_->record() : nullptr;
+    const bool reports = (kernel->recorder != nullptr || kernel->hook != nullptr) && !device_->capturing();
+    auto begins = reports ? device_->record() : nullptr;
     if (Result<> given = enqueue(*communicator_, membership(), operations, *device_, Deadline::after(limit)); !given) {
       const Error why = given.error().in(describe(kernel->calls));
       kernel->record_end(tl::unexpected(why));

@@ -16,6 +16,10 @@ constexpr Duration kWatchInterval = 100ms;
 /// How long kernels may take to end once they are aborted.
 constexpr Duration kAbortTime = 10s;
 
+void note_begin(InFlight::Entry& entry) {
+  if (std::exchange(entry.begins, nullptr) != nullptr) entry.begun();
+}
+
 bool has_ended(Device::Event& event) {
   try {
     return event.reached();
@@ -149,10 +153,10 @@ void InFlight::poll() {
     for (Entry& each : entries_) {
       if (each.begins == nullptr) continue;
       if (!each.begins->reached()) break;
-      each.begins = nullptr;
-      each.begun();
+      note_begin(each);
     }
     while (!entries_.empty() && entries_.front().event->reached()) {
+      note_begin(entries_.front());
       ended.push_back(std::move(entries_.front()));
       entries_.pop_front();
     }

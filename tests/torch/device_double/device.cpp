@@ -235,8 +235,8 @@ bool is_pinned(const void* address) {
 
 }  // namespace muster::device_double
 
-/// CUDA's function, by which muster finds out that captures have modes.
-extern "C" int cudaThreadExchangeStreamCaptureMode(int* mode) {
+/// As CUDA's function, which has "cuda" in the place of the device's name.
+extern "C" int simulatedThreadExchangeStreamCaptureMode(int* mode) {
   using muster::device_double::CaptureMode;
   *mode = static_cast<int>(muster::device_double::exchange_capture_mode(static_cast<CaptureMode>(*mode)));
   return 0;

@@ -62,7 +62,7 @@ class MeshBuilder {
       self.tuning = tuning.encode();
     }
     for (bool met = false; !met;) {
-      MUSTER_ASSIGN(met, meet(self));
+      MUSTER_ASSIGN(met, try_exchange_ranks(self));
     }
     mesh_.name = ranks_.spec().name;
     mesh_.topology = Topology(mesh_.members);
@@ -71,7 +71,7 @@ class MeshBuilder {
   }
 
   /// False if the group that has this name now is over. The caller then tries the next group of the name.
-  Result<bool> meet(RankInfo& self) {
+  Result<bool> try_exchange_ranks(RankInfo& self) {
     // The instance kGaveUp is reserved for ranks that gave up.
     do {
       fill_secure_random({reinterpret_cast<uint8_t*>(&self.instance), sizeof(self.instance)});
@@ -90,7 +90,7 @@ class MeshBuilder {
     const auto lost = [died](Rank rank, LinkTable::Side, const Error& why) { died(rank, why); };
     mesh_.link_table->set_events({.lost = lost, .died = died});
     MUSTER_TRY(listen_locally(self));
-    MUSTER_ASSIGN(auto members, ranks_.meet(self, deadline_));
+    MUSTER_ASSIGN(auto members, ranks_.exchange_members(self, deadline_));
     if (!members) return false;
     mesh_.members = std::move(*members);
     return true;

@@ -24,7 +24,7 @@ Result<Bytes> ParentExchange::share_secret(const Deadline& deadline) {
   return secret;
 }
 
-Result<std::optional<std::vector<RankInfo>>> ParentExchange::meet(RankInfo self, const Deadline& deadline) {
+Result<std::optional<std::vector<RankInfo>>> ParentExchange::exchange_members(RankInfo self, const Deadline& deadline) {
   MUSTER_ASSIGN(const auto records, exchange("member", to_string(encode(self)), deadline));
   std::vector<RankInfo> members;
   for (const std::string& record : records) {

@@ -17,7 +17,7 @@ class ParentExchange final : public RankExchange {
 
   const GroupSpec& spec() const override { return spec_; }
   Result<Bytes> share_secret(const Deadline& deadline) override;
-  Result<std::optional<std::vector<RankInfo>>> meet(RankInfo self, const Deadline& deadline) override;
+  Result<std::optional<std::vector<RankInfo>>> exchange_members(RankInfo self, const Deadline& deadline) override;
   Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
                                             const Deadline& deadline) override;
 

@@ -12,7 +12,8 @@
 
 namespace muster {
 
-/// How the ranks of a group that forms meet. A rank that has no secret calls share_secret() first, then meet().
+/// How the ranks of a group that forms meet. A rank that has no secret calls share_secret() first, then
+/// exchange_members().
 class RankExchange {
  public:
   virtual ~RankExchange() = default;
@@ -25,7 +26,7 @@ class RankExchange {
   /// the group of this name is over: spec() has the next name then, and the caller begins again. kAlreadyExists if
   /// another process has announced the same rank; the error names that process. kMismatch if a rank has another world
   /// size. kTimeout names the ranks that did not come.
-  virtual Result<std::optional<std::vector<RankInfo>>> meet(RankInfo self, const Deadline& deadline) = 0;
+  virtual Result<std::optional<std::vector<RankInfo>>> exchange_members(RankInfo self, const Deadline& deadline) = 0;
   /// A second exchange: every rank gives a text, and all ranks get all texts, in the order of ranks.
   virtual Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
                                                     const Deadline& deadline) = 0;

@@ -60,7 +60,7 @@ Result<Bytes> StoreExchange::share_secret(const Deadline& deadline) {
               spec_.rank);
 }
 
-Result<std::optional<std::vector<RankInfo>>> StoreExchange::meet(RankInfo self, const Deadline& deadline) {
+Result<std::optional<std::vector<RankInfo>>> StoreExchange::exchange_members(RankInfo self, const Deadline& deadline) {
   self.secret = secret_;
   MUSTER_ASSIGN(const bool announced, announce(self, deadline));
   if (announced) {

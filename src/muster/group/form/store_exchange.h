@@ -27,7 +27,7 @@ class StoreExchange final : public RankExchange {
   const GroupSpec& spec() const override { return spec_; }
   /// Rank 0 makes the secret for its record, so every process that can read the store can join the group.
   Result<Bytes> share_secret(const Deadline& deadline) override;
-  Result<std::optional<std::vector<RankInfo>>> meet(RankInfo self, const Deadline& deadline) override;
+  Result<std::optional<std::vector<RankInfo>>> exchange_members(RankInfo self, const Deadline& deadline) override;
   Result<std::vector<std::string>> exchange(const std::string& topic, const std::string& mine,
                                             const Deadline& deadline) override;
   /// Waits for rank 0's record.

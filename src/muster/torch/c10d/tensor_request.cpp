@@ -129,12 +129,12 @@ bool TensorRequest::can_be_moved(const at::Tensor& tensor) const {
                                          });
 }
 
-BufferView TensorRequest::view(const at::Tensor& tensor, Use use, Place place) {
+BufferView TensorRequest::view(const at::Tensor& tensor, Use use, ListRole role) {
   const Dtype dtype = value_or_throw(check_dense(tensor));
   const bool on_host = tensor.is_cpu() && device_group == nullptr;
   uses_host_ |= on_host;
-  const bool is_usable = place != Place::kInListWithCopies && is_plain(tensor);
-  const bool own_memory = on_host || choose_memory(tensor, is_usable && place == Place::kAlone);
+  const bool is_usable = role != ListRole::kWithCopies && is_plain(tensor);
+  const bool own_memory = on_host || choose_memory(tensor, is_usable && role == ListRole::kNone);
   const auto view_all = [dtype](const at::Tensor& plain) {
     return BufferView(plain.data_ptr(), static_cast<size_t>(plain.numel()), dtype);
   };
@@ -172,11 +172,11 @@ BufferView TensorRequest::view(const std::vector<at::Tensor>& tensors, Use use) 
   if (tensors.size() == 1) return view(tensors.front(), use);
   // Outputs that share memory are received into separate copies. Where they overlap, the last tensor's copy remains.
   const bool copies = use != Use::kRead && share_memory(tensors);
-  const Place place = copies ? Place::kInListWithCopies : Place::kInList;
+  const ListRole role = copies ? ListRole::kWithCopies : ListRole::kMember;
   std::vector<Segment> segments;
   segments.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
-    const BufferView here = view(tensor, use, place);
+    const BufferView here = view(tensor, use, role);
     if (here.bytes() == 0) continue;
     if (!segments.empty() && static_cast<uint8_t*>(segments.back().data) + segments.back().bytes == here.data()) {
       segments.back().bytes += here.bytes();  // adjacent, such as consecutive rows of one tensor
@@ -252,8 +252,12 @@ void TensorRequest::copy_back() {
   // A tensor that was made in inference mode can be written only in that mode, and this may be another thread.
   const c10::InferenceMode inference;
   for (const Copy& copy : copies_) {
+    std::optional<RelaxedCaptureMode> relaxed;
     std::optional<StreamScope> in_order;
-    if (copy.stream) in_order.emplace(*copy.stream);
+    if (copy.stream) {
+      relaxed.emplace(copy.stream->device());
+      in_order.emplace(*copy.stream);
+    }
     copy_elements(copy.to, copy.from);
   }
 }

@@ -94,10 +94,11 @@ class TensorRequest {
 
  private:
   enum class Use { kRead, kInPlace, kWrite };
-  enum class Place { kAlone, kInList, kInListWithCopies };  ///< with copies: the tensors of the list share memory
+  /// Of a tensor: not in a list, in a list, or in a list whose tensors share memory, so that each is copied.
+  enum class ListRole { kNone, kMember, kWithCopies };
   bool choose_memory(const at::Tensor& tensor, bool in_one_piece);
   bool can_be_moved(const at::Tensor& tensor) const;
-  BufferView view(const at::Tensor& tensor, Use use, Place place = Place::kAlone);
+  BufferView view(const at::Tensor& tensor, Use use, ListRole role = ListRole::kNone);
   BufferView view(const std::vector<at::Tensor>& tensors, Use use);
 
   struct Copy {

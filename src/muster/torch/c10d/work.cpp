@@ -135,7 +135,6 @@ bool TensorWork::parts_done() const {
 /// Copies the results back. Returns the failure of the copy, or the first failure in the order of the group's queue,
 /// because later failures only follow from it.
 std::exception_ptr TensorWork::finish_result() {
-  const OutsideCaptures outside;
   for (const muster::Work& part : parts_) {
     const Result<> result = part.result();
     if (!result) return to_exception(result.error());
@@ -144,6 +143,7 @@ std::exception_ptr TensorWork::finish_result() {
     if (is_captured_) {
       // Nothing has run, and nothing can be waited for: replays have no Work.
     } else if (on_stream_) {
+      const RelaxedCaptureMode relaxed(stream_->device());
       on_stream_->synchronize();  // the copies come after the operation, and release() drops their tensors
     } else {
       request_.copy_back();

@@ -42,11 +42,12 @@ class TorchDevice final : public nccl::Device {
 
  private:
   struct TorchEvent final : Event {
-    explicit TorchEvent(c10::Device device) : event(device.type()) { event.record(current_stream(device)); }
+    explicit TorchEvent(c10::Device where) : device(where), event(where.type()) { event.record(current_stream(where)); }
     bool reached() override {
-      const OutsideCaptures outside;
+      const RelaxedCaptureMode relaxed(device);
       return event.query();
     }
+    const c10::Device device;
     c10::Event event;
   };
   const c10::Device device_;

@@ -52,6 +52,7 @@ StagedCopies::StagedCopies(at::Tensor on_device, at::Tensor on_host)
 
 StagedCopies::~StagedCopies() {
   (void)without_exceptions([this] {
+    const RelaxedCaptureMode relaxed(out_.device());
     copied_in_.back().synchronize();
     out_.synchronize();
   });
@@ -67,7 +68,7 @@ Result<> StagedCopies::wait_for_input(size_t end, const Deadline& deadline) {
   const size_t last = std::min((end - 1) / kPieceBytes, pieces() - 1);
   bool copied = false;
   MUSTER_TRY(without_exceptions([&] {
-    const OutsideCaptures outside;
+    const RelaxedCaptureMode relaxed(out_.device());
     PollWait wait(kMessagePolls);
     while (!(copied = copied_in_[last].query()) && !deadline.passed()) {
       if (!wait.idle()) spin_pause();
@@ -84,6 +85,7 @@ Result<> StagedCopies::output_is_complete(size_t end) {
 }
 
 void StagedCopies::copy_out(size_t first_pieces) {
+  const RelaxedCaptureMode relaxed(out_.device());
   const c10::DeviceGuard here(out_.device());
   const StreamScope scope(out_);
   const at::NoGradGuard no_grad;
@@ -96,6 +98,7 @@ void StagedCopies::copy_out(size_t first_pieces) {
 
 void StagedCopies::finish() {
   copy_out(pieces());
+  const RelaxedCaptureMode relaxed(out_.device());
   out_.synchronize();
 }
 

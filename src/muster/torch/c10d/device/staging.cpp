@@ -4,6 +4,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
+#include <string>
+
 #include "muster/torch/c10d/torch_versions.h"
 
 namespace muster {
@@ -22,17 +24,19 @@ bool can_pin() {
 }
 
 using ExchangeMode = int(int* mode);
+constexpr int kRelaxedMode = 2;  ///< cudaStreamCaptureModeRelaxed
 
-/// The function of CUDA or ROCm for the mode of a thread, if one of them is loaded.
-ExchangeMode* exchange_mode() {
+/// cudaThreadExchangeStreamCaptureMode, or ROCm's, which torch calls CUDA, too. Null if the device has none.
+ExchangeMode* exchange_mode(c10::DeviceType type) {
+  static const c10::DeviceType known = type;  // torch has one type of accelerator in a process
   static auto* const found = [] {
-    void* function = dlsym(RTLD_DEFAULT, "cudaThreadExchangeStreamCaptureMode");
-    if (function == nullptr) function = dlsym(RTLD_DEFAULT, "hipThreadExchangeStreamCaptureMode");
+    const std::string name = "ThreadExchangeStreamCaptureMode";
+    void* function = dlsym(RTLD_DEFAULT, (c10::DeviceTypeName(known, /*lower_case=*/true) + name).c_str());
+    if (function == nullptr && known == c10::kCUDA) function = dlsym(RTLD_DEFAULT, ("hip" + name).c_str());
     return reinterpret_cast<ExchangeMode*>(function);
   }();
-  return found;
+  return type == known ? found : nullptr;
 }
-constexpr int kRelaxedMode = 2;  ///< cudaStreamCaptureModeRelaxed
 
 c10::impl::VirtualGuardImpl guard_of(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
 
@@ -40,7 +44,10 @@ c10::impl::VirtualGuardImpl guard_of(c10::Device device) { return c10::impl::Vir
 
 c10::Stream current_stream(c10::Device device) { return guard_of(device).getStream(device); }
 
-void wait_for_stream(c10::Device device) { guard_of(device).synchronizeStream(current_stream(device)); }
+void wait_for_stream(c10::Device device) {
+  const RelaxedCaptureMode relaxed(device);
+  guard_of(device).synchronizeStream(current_stream(device));
+}
 
 bool is_capturing(c10::Device device) {
 #if MUSTER_TORCH_HAS_NATIVE_STREAMS
@@ -53,7 +60,10 @@ bool is_capturing(c10::Device device) {
 
 int exchange_device(c10::Device device) noexcept {
   try {
-    return guard_of(device).exchangeDevice(device).index();
+    const auto guard = guard_of(device);
+    const c10::Device before = guard.getDevice();
+    if (before != device) guard.uncheckedSetDevice(device);
+    return before.index();
   } catch (const c10::Error&) {
     return device.index();
   }
@@ -70,11 +80,12 @@ at::Tensor bytes_at(void* data, size_t bytes, c10::Device device) {
       .make_tensor();
 }
 
-OutsideCaptures::OutsideCaptures() : mode_(kRelaxedMode) {
-  if (exchange_mode() != nullptr) (void)exchange_mode()(&mode_);
+RelaxedCaptureMode::RelaxedCaptureMode(c10::Device device)
+    : exchange_(exchange_mode(device.type())), mode_(kRelaxedMode) {
+  if (exchange_ != nullptr) (void)exchange_(&mode_);
 }
-OutsideCaptures::~OutsideCaptures() {
-  if (exchange_mode() != nullptr) (void)exchange_mode()(&mode_);
+RelaxedCaptureMode::~RelaxedCaptureMode() {
+  if (exchange_ != nullptr) (void)exchange_(&mode_);
 }
 
 StreamScope::StreamScope(const c10::Stream& stream) : before_(guard_of(stream.device()).exchangeStream(stream)) {}

@@ -17,8 +17,8 @@ void wait_for_stream(c10::Device device);
 /// True while a graph captures what that stream is given.
 bool is_capturing(c10::Device device);
 
-/// Makes the device current in the calling thread, and returns the index of the one before. If the device fails,
-/// nothing changes.
+/// Makes the device current in the calling thread, and returns the index of the one before. Makes no context on a
+/// device that has none. If the device fails, nothing changes.
 int exchange_device(c10::Device device) noexcept;
 
 /// Contiguous memory of the host for the elements of `tensor`: pinned, if the device has such memory.
@@ -27,16 +27,17 @@ at::Tensor host_buffer(const at::Tensor& tensor);
 /// Memory of a device as a tensor of bytes, which does not own it.
 at::Tensor bytes_at(void* data, size_t bytes, c10::Device device);
 
-/// In CUDA, a thread that asks or waits for an event ends the captures of other threads. It does not while such an
-/// object lives.
-class OutsideCaptures {
+/// Sets this thread's capture mode to relaxed. Otherwise, if it asks or waits for an event, it invalidates the captures
+/// that other threads make in CUDA's global mode. Does nothing for devices without such modes.
+class RelaxedCaptureMode {
  public:
-  OutsideCaptures();
-  ~OutsideCaptures();
-  OutsideCaptures(const OutsideCaptures&) = delete;
-  OutsideCaptures& operator=(const OutsideCaptures&) = delete;
+  explicit RelaxedCaptureMode(c10::Device device);
+  ~RelaxedCaptureMode();
+  RelaxedCaptureMode(const RelaxedCaptureMode&) = delete;
+  RelaxedCaptureMode& operator=(const RelaxedCaptureMode&) = delete;
 
  private:
+  int (*const exchange_)(int* mode);  ///< null: the device has no modes
   int mode_;
 };
 
