@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -21,25 +20,26 @@ struct Device {
 namespace {
 
 std::mutex choosing;
-std::optional<Device> chosen;                  ///< guarded by choosing, and constant once it is set
-bool warned = false;                           ///< guarded by choosing
-std::atomic<const Device*> current = nullptr;  ///< chosen, once it is set
+bool warned = false;  ///< guarded by choosing
+/// Never deleted: muster calls MPI also after the destructors of static objects.
+std::atomic<const Device*> chosen = nullptr;
 
 }  // namespace
 
 bool use_device(std::string_view type, int index, const ExchangeDevice& exchange) {
   const std::lock_guard lock(choosing);
-  if (!chosen) current = &chosen.emplace(Device{std::string(type), index, exchange});
-  const bool same = chosen->type == type && chosen->index == index;
+  if (chosen == nullptr) chosen = new Device{std::string(type), index, exchange};
+  const Device& device = *chosen;
+  const bool same = device.type == type && device.index == index;
   if (!same && !std::exchange(warned, true)) {
     log(LogLevel::kWarning,
         fmt::format("tensors on {}:{} go through the host: this process gives MPI the memory of {}:{}", type, index,
-                    chosen->type, chosen->index));
+                    device.type, device.index));
   }
   return same;
 }
 
-CurrentDevice::CurrentDevice() : device_(current) {
+CurrentDevice::CurrentDevice() : device_(chosen) {
   if (device_ != nullptr) previous_ = device_->exchange(device_->index);
 }
 CurrentDevice::~CurrentDevice() {

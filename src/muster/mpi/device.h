@@ -16,7 +16,7 @@ bool use_device(std::string_view type, int index, const ExchangeDevice& exchange
 
 struct Device;
 
-/// Makes that device, if there is one, the current one of this thread for its lifetime.
+/// Makes that device the current one of this thread while the object lives, if there is such a device.
 class CurrentDevice {
  public:
   CurrentDevice();
