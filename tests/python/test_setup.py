@@ -217,6 +217,8 @@ def test_another_torch_version_is_replaced(
 ) -> None:
     site = tmp_path / ".venv/lib/python3.11/site-packages"
     (site / "torch").mkdir(parents=True)
+    for name in setup.MPIS:
+        (tmp_path / ".venv" / name).mkdir()
     if there:
         info = site / f"torch-{there}.dist-info"
         info.mkdir()
