@@ -125,7 +125,7 @@ void bind_backend(py::module_& module) {
       [backends, arena](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, milliseconds timeout,
                         const std::string& name, const std::optional<std::string>& transport,
                         const std::optional<std::string>& interface, std::optional<int> streams,
-                        const std::optional<std::string>& label) -> c10::intrusive_ptr<c10d::Backend> {
+                        const std::optional<std::string>& label, bool unformed) -> c10::intrusive_ptr<c10d::Backend> {
         GroupOptions options = value_or_throw(group_options_from_environment());
         options.timeout = timeout;
         options.arena = arena;
@@ -133,10 +133,17 @@ void bind_backend(py::module_& module) {
         if (interface) options.interface = *interface;
         if (streams) options.tcp_streams = *streams;
         if (label) options.host_label = *label;
-        return ProcessGroupMuster::create(store, {rank, size, name, 0}, options, callbacks_of(backends));
+        const GroupSpec membership{rank, size, name, 0};
+#if MUSTER_TORCH_HAS_RECONFIGURE
+        if (unformed) return ProcessGroupMuster::create_unformed(store, membership, options, callbacks_of(backends));
+#else
+        (void)unformed;  // only torch with reconfigure() asks for it
+#endif
+        return ProcessGroupMuster::create(store, membership, options, callbacks_of(backends));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("name"), py::arg("transport"),
-      py::arg("interface"), py::arg("streams"), py::arg("label"), py::call_guard<py::gil_scoped_release>());
+      py::arg("interface"), py::arg("streams"), py::arg("label"), py::arg("unformed"),
+      py::call_guard<py::gil_scoped_release>());
   module.def(
       "backend_id",
       [](const c10::intrusive_ptr<c10d::Backend>& backend) { return muster_backend(backend)->group().id(); },

@@ -39,14 +39,21 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
     """
     ours = options_of(given)
     store = _store_of(options.store, options.global_ranks_in_group)
-    return form(store, options.group_rank, options.group_size, options.timeout, options.group_id, ours)
+    unformed: bool = getattr(options, "enable_reconfigure", False)  # from torch 2.14 on
+    return form(store, options.group_rank, options.group_size, options.timeout, options.group_id, ours, unformed)
 
 
-def form(store: Store, rank: int, size: int, timeout: timedelta, name: str, options: Options) -> Backend:
-    """timeout: the caller's argument, or torch's default."""
+def form(
+    store: Store, rank: int, size: int, timeout: timedelta, name: str, options: Options, unformed: bool = False
+) -> Backend:
+    """timeout: the caller's argument, or torch's default. unformed: reconfigure() will form the group."""
     links = {option: getattr(options, option) for option in LINK_OPTIONS}
     asked = timeout_of(options, timeout)
-    return formed(lambda: _C.create_backend(store=store, rank=rank, size=size, timeout=asked, name=name, **links))
+    return formed(
+        lambda: _C.create_backend(
+            store=store, rank=rank, size=size, timeout=asked, name=name, **links, unformed=unformed
+        )
+    )
 
 
 def formed(create: Callable[[], Backend]) -> Backend:

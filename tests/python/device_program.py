@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import device_double
 import pytest
@@ -268,6 +269,22 @@ def errors(rank: int) -> None:
         dist.all_reduce(torch.ones(3 + rank % 2, device=device_double.DEVICE))
 
 
+def reconfigured(rank: int) -> None:
+    """The ranks form groups by reconfigure(), which torch has from 2.14 on."""
+    torchs, group = vars(dist), dist.group.WORLD
+    own = torchs["_get_reconfigure_handle"](group)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"handle {rank}", own)
+    handles = [store.get(f"handle {each}").decode() for each in range(3)]
+    for uuid, members in ((1, handles), (2, handles[::-1]), (3, handles[:2])):
+        if own not in members:
+            return
+        torchs["_reconfigure"](uuid, members).wait()
+        tensor = torch.full((10,), dist.get_rank() + 1.0, device=device_double.DEVICE)
+        dist.all_reduce(tensor)
+        assert tensor.cpu().unique().tolist() == [sum(range(len(members) + 1))]
+
+
 def left(rank: int) -> None:
     """Rank 1 ends while the others wait for it."""
     tensor = torch.ones(1000, device=device_double.DEVICE)
@@ -422,7 +439,8 @@ def over_mpi(rank: int) -> None:
 if __name__ == "__main__":
     backend = sys.argv[2] if len(sys.argv) > 2 else "muster"
     device_double.load()
-    dist.init_process_group(backend)
+    named: Any = {"enable_reconfigure": True} if sys.argv[1] == "reconfigured" else {}
+    dist.init_process_group(backend, **named)
     globals()[sys.argv[1]](dist.get_rank())
     if sys.argv[1] not in ("left", "killed", "kernel_that_hangs"):
         dist.destroy_process_group()

@@ -73,6 +73,13 @@ def test_tensors_go_over_nccl(function: str, nccl: str, built_programs: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.skipif(not hasattr(torch.distributed, "_reconfigure"), reason="torch has it from 2.14 on")
+@pytest.mark.parametrize("over_nccl", [False, True])
+def test_the_members_of_a_group_change(over_nccl: bool, nccl: str, built_programs: Path) -> None:
+    done = run("reconfigured", nccl if over_nccl else "")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("over_nccl", [False, True])
 def test_ranks_go_on_after_the_death_of_one(over_nccl: bool, nccl: str, built_programs: Path) -> None:
     done = run("killed", nccl if over_nccl else "")

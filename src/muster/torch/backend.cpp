@@ -41,18 +41,21 @@ ProcessGroupMuster::ProcessGroupMuster(std::unique_ptr<Store> store, std::unique
 
 void ProcessGroupMuster::release_resources() {
   if (!group_) return;  // released before
-  const std::unique_ptr<DeviceGroup> on_device = device_group_.release();
+  const std::unique_ptr<DeviceGroup> on_device = device_group_->release();
   if (getpid() != process_) {
     static_cast<void>(store_.release());  // it is the parent's, as are the groups (base/process_owned.h)
+    former_groups_.clear();
     group_.reset();
-  } else if (callbacks_.released) {
-    if (on_device) callbacks_.released(nullptr, std::move(on_device->group));
-    callbacks_.released(std::move(store_), std::move(group_));
-  } else {
-    if (on_device) on_device->group.reset();
-    group_.reset();
-    store_.reset();
+    return;
   }
+  if (on_device) release_group(nullptr, std::move(on_device->group));
+  for (auto& each : former_groups_) release_group(nullptr, std::move(each));
+  release_group(std::move(store_), std::move(group_));
+}
+
+void ProcessGroupMuster::release_group(std::unique_ptr<Store> store, std::unique_ptr<Group> group) {
+  if (callbacks_.released) return callbacks_.released(std::move(store), std::move(group));
+  group.reset();  // before the store
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupMuster::getBackendOptions() {

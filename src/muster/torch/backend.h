@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -53,6 +54,12 @@ class ProcessGroupMuster final : public c10d::Backend {
   static c10::intrusive_ptr<ProcessGroupMuster> create(const c10::intrusive_ptr<c10d::Store>& store,
                                                        const GroupSpec& membership, const GroupOptions& options,
                                                        Callbacks callbacks = {});
+#if MUSTER_TORCH_HAS_RECONFIGURE
+  /// Forms no group yet: calls fail until reconfigure().
+  static c10::intrusive_ptr<ProcessGroupMuster> create_unformed(const c10::intrusive_ptr<c10d::Store>& store,
+                                                                const GroupSpec& membership,
+                                                                const GroupOptions& options, Callbacks callbacks = {});
+#endif
   ProcessGroupMuster(std::unique_ptr<Store> store, std::unique_ptr<Group> group, Milliseconds timeout,
                      Callbacks callbacks);
   ~ProcessGroupMuster() override { release_resources(); }
@@ -155,6 +162,20 @@ class ProcessGroupMuster final : public c10d::Backend {
   c10::intrusive_ptr<Backend> shrink(const std::vector<int64_t>& excluded, int flags,
                                      const c10::intrusive_ptr<Options>& options) override;
 
+#if MUSTER_TORCH_HAS_RECONFIGURE
+  /// False over MPI, which knows the ranks of the job only.
+  bool supportsReconfigure() const override { return group_->transport() != "mpi"; }
+  /// Names this backend among all of the job.
+  c10d::ReconfigureHandle get_reconfigure_handle() const override { return handle_; }
+  // backend_reconfigure.cpp
+  /// Ends the group, and forms another one of the backends with these handles, through this one's store. Ranks are in
+  /// the order of the handles, or of the sorted handles if they are a set. Blocks, and returns a Work that is complete.
+  /// No other call of this backend may be under way. Works that are pending after a second fail. Throws c10::ValueError
+  /// for a uuid that was used before, and for handles without this backend's. If it fails otherwise, the backend has no
+  /// group.
+  Handle reconfigure(const c10d::ReconfigureOptions& options) override;
+#endif
+
   // Memory that the ranks of this host share: collectives move its bytes only once. Tensors may outlive the group.
   bool supportsTensorAlloc(c10::DeviceIndex) override { return group_->arena() != nullptr; }
   /// Returns ordinary memory if this rank shares no memory with another rank.
@@ -163,7 +184,7 @@ class ProcessGroupMuster final : public c10d::Backend {
 
   /// The underlying group, for its transport and status.
   Group& group() { return *group_; }
-  LazyDeviceGroup& device_group() { return device_group_; }
+  LazyDeviceGroup& device_group() { return *device_group_; }
   /// Collective. Makes another backend of the same ranks: its calls need no common order with the calls of this one. It
   /// may outlive this backend.
   c10::intrusive_ptr<ProcessGroupMuster> duplicate();
@@ -179,14 +200,14 @@ class ProcessGroupMuster final : public c10d::Backend {
     TensorRequest made = coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
     if (made.async) made.outputs = outputs.vec();
     made.host_group = group_.get();
-    made.device_groups = &device_group_;
+    made.device_groups = &*device_group_;
     return made;
   }
   TensorRequest request_in_block(OpType type, const char* title);
   /// For messages. In a coalescing block they go over NCCL, in one kernel, once a collective has formed the group.
   /// Others go through the host: in NCCL's one stream they would wait for each other.
   LazyDeviceGroup* device_group_for_messages() {
-    return coalescing() && device_group_.formed() != nullptr ? &device_group_ : nullptr;
+    return coalescing() && device_group_->formed() != nullptr ? &*device_group_ : nullptr;
   }
   Milliseconds timeout_or_default(Milliseconds timeout) const {
     return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
@@ -200,14 +221,26 @@ class ProcessGroupMuster final : public c10d::Backend {
                                                           Result<std::unique_ptr<Group>> group,
                                                           Milliseconds timeout) const;
 
+  /// Leaves the group. Works that are still pending after `grace` fail with `why`.
+  void end_group(std::chrono::seconds grace, const char* why);
+  void release_group(std::unique_ptr<Store> store, std::unique_ptr<Group> group);
+#if MUSTER_TORCH_HAS_RECONFIGURE
+  static c10d::ReconfigureHandle new_handle();
+#endif
+
   std::unique_ptr<Store> store_;  // outlives the group, which may still use it
   std::unique_ptr<Group> group_;
-  LazyDeviceGroup device_group_{*group_};
+  std::optional<LazyDeviceGroup> device_group_{std::in_place, *group_};
   std::atomic<Milliseconds> timeout_;
   std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const Callbacks callbacks_;
   pid_t process_;
-  std::atomic<int> splits_ = 0;  ///< groups made so far, for their names; the same at all ranks
+#if MUSTER_TORCH_HAS_RECONFIGURE
+  const c10d::ReconfigureHandle handle_ = new_handle();
+  std::set<int64_t> used_uuids_;  ///< of reconfigure()
+#endif
+  std::vector<std::unique_ptr<Group>> former_groups_;  ///< left; a model or a hook may still hold them
+  std::atomic<int> splits_ = 0;                        ///< groups made so far, for their names; the same at all ranks
   /// The thread that has an open block. coalescing() compares it only with the calling thread's id, which only that
   /// thread stores, so a relaxed load is enough.
   std::atomic<std::thread::id> coalescing_thread_{};

@@ -8,6 +8,11 @@
 #include "muster/torch/store.h"
 
 namespace muster {
+namespace {
+
+constexpr std::chrono::seconds kGrace(10);
+
+}  // namespace
 
 void ProcessGroupMuster::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   onCompletionHook_ = hook;  // for hasHooks()
@@ -21,7 +26,7 @@ void ProcessGroupMuster::waitForPendingWorks() {
 
 c10d::ErrorType ProcessGroupMuster::getError() {
   Result<> status = group_->status();
-  if (Group* const on_device = device_group_.formed(); status && on_device != nullptr) status = on_device->status();
+  if (Group* const on_device = device_group_->formed(); status && on_device != nullptr) status = on_device->status();
   if (status) return c10d::ErrorType::SUCCESS;
   if (status.error().code == ErrorCode::kTimeout) return c10d::ErrorType::TIMEOUT;
   return status.error().code == ErrorCode::kPeerLost ? c10d::ErrorType::REMOTE_ERROR : c10d::ErrorType::COMM_ERROR;
@@ -30,20 +35,23 @@ c10d::ErrorType ProcessGroupMuster::getError() {
 void ProcessGroupMuster::abort() {
   const Error why{ErrorCode::kAborted, "the process group was aborted by its user", rank_};
   group_->abort(why);  // first: a group on the device that is being formed looks at it
-  if (Group* const on_device = device_group_.formed()) on_device->abort(why);
+  if (Group* const on_device = device_group_->formed()) on_device->abort(why);
 }
 
 void ProcessGroupMuster::shutdown() {
-  // The other ranks may need the operations that are still pending here, but shutdown must not take long.
-  constexpr std::chrono::seconds kGrace(10);
   if (getpid() != process_) return;
-  if (!pending_->drain(kGrace)) {
-    const Error why{ErrorCode::kAborted, "the process group was shut down with operations pending", rank_};
-    group_->abort(why);
-    if (Group* const on_device = device_group_.formed()) on_device->abort(why);
+  // The other ranks may need the operations that are still pending here, but shutdown must not take long.
+  end_group(kGrace, "the process group was shut down with operations pending");
+}
+
+void ProcessGroupMuster::end_group(std::chrono::seconds grace, const char* why) {
+  if (!pending_->drain(grace)) {
+    const Error aborted{ErrorCode::kAborted, why, rank_};
+    group_->abort(aborted);
+    if (Group* const on_device = device_group_->formed()) on_device->abort(aborted);
     pending_->drain(kGrace);
   }
-  if (Group* const on_device = device_group_.formed()) on_device->leave();
+  if (Group* const on_device = device_group_->formed()) on_device->leave();
   group_->leave();  // needed because a model or a hook may still hold the group
 }
 

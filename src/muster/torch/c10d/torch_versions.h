@@ -20,6 +20,13 @@
 #define MUSTER_TORCH_GROUP_HAS_SINGLE 1
 #endif
 
+// Whether c10d::Backend has reconfigure(), and a rank and a size that may change.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
+#define MUSTER_TORCH_HAS_RECONFIGURE 0
+#else
+#define MUSTER_TORCH_HAS_RECONFIGURE 1
+#endif
+
 // Whether c10::ScalarType has BComplex32.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 14
 #define MUSTER_TORCH_HAS_BCOMPLEX32 0
