@@ -283,6 +283,9 @@ def reconfigured(rank: int) -> None:
         tensor = torch.full((10,), dist.get_rank() + 1.0, device=device_double.DEVICE)
         dist.all_reduce(tensor)
         assert tensor.cpu().unique().tolist() == [sum(range(len(members) + 1))]
+        if os.environ["MUSTER_NCCL_LIBRARY"]:
+            formed = {each["transport"] for each in muster.dump(1) if each["group"].startswith(f"reconfigured-{uuid}-")}
+            assert "nccl" in formed
 
 
 def left(rank: int) -> None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import muster.nn
 import pytest
 import torch
 import torch.distributed as dist
@@ -139,6 +140,8 @@ def pending_works_fail(rank: int, folder: str) -> None:
     handles = member.handles()
     member.reconfigure(1, handles)
     view = muster.group()
+    model = muster.nn.DistributedDataParallel(torch.nn.Linear(2, 1))
+    model(torch.ones(1, 2)).sum().backward()
     work = dist.irecv(torch.empty(3), (rank + 1) % SIZE)
     assert work is not None
     member.wait_for_all("pending")
@@ -146,6 +149,8 @@ def pending_works_fail(rank: int, folder: str) -> None:
     with pytest.raises(muster.Error):
         work.wait()
     view.barrier()  # over the new group
+    with pytest.raises(muster.Error, match="being reconfigured|left"):
+        model(torch.ones(1, 2)).sum().backward()
     check_sum(SIZE)
 
 

@@ -49,7 +49,7 @@ void ProcessGroupMuster::release_resources() {
     return;
   }
   if (on_device) release_group(nullptr, std::move(on_device->group));
-  for (auto& each : former_groups_) release_group(nullptr, std::move(each));
+  for (Former& each : former_groups_) release_group(nullptr, std::move(each.group));
   release_group(std::move(store_), std::move(group_));
 }
 

@@ -170,9 +170,9 @@ class ProcessGroupMuster final : public c10d::Backend {
   // backend_reconfigure.cpp
   /// Ends the group, and forms another one of the backends with these handles, through this one's store. Ranks are in
   /// the order of the handles, or of the sorted handles if they are a set. Blocks, and returns a Work that is complete.
-  /// No other call of this backend may be under way. Works that are pending after a second fail. Throws c10::ValueError
-  /// for a uuid that was used before, and for handles without this backend's. If it fails otherwise, the backend has no
-  /// group.
+  /// No other call of this backend may be under way, not even abort(). Pending Works may take a second. Throws
+  /// c10::ValueError for a uuid that was used before, and for handles without this backend's. If it fails otherwise,
+  /// the backend has no group.
   Handle reconfigure(const c10d::ReconfigureOptions& options) override;
 #endif
 
@@ -200,14 +200,14 @@ class ProcessGroupMuster final : public c10d::Backend {
     TensorRequest made = coalescing() ? request_in_block(type, title) : TensorRequest(type, title, async);
     if (made.async) made.outputs = outputs.vec();
     made.host_group = group_.get();
-    made.device_groups = &*device_group_;
+    made.device_groups = device_group_.get();
     return made;
   }
   TensorRequest request_in_block(OpType type, const char* title);
   /// For messages. In a coalescing block they go over NCCL, in one kernel, once a collective has formed the group.
   /// Others go through the host: in NCCL's one stream they would wait for each other.
   LazyDeviceGroup* device_group_for_messages() {
-    return coalescing() && device_group_->formed() != nullptr ? &*device_group_ : nullptr;
+    return coalescing() && device_group_->formed() != nullptr ? device_group_.get() : nullptr;
   }
   Milliseconds timeout_or_default(Milliseconds timeout) const {
     return timeout.count() > 0 ? timeout : timeout_.load(std::memory_order_relaxed);
@@ -230,7 +230,7 @@ class ProcessGroupMuster final : public c10d::Backend {
 
   std::unique_ptr<Store> store_;  // outlives the group, which may still use it
   std::unique_ptr<Group> group_;
-  std::optional<LazyDeviceGroup> device_group_{std::in_place, *group_};
+  std::unique_ptr<LazyDeviceGroup> device_group_ = std::make_unique<LazyDeviceGroup>(*group_);
   std::atomic<Milliseconds> timeout_;
   std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const Callbacks callbacks_;
@@ -239,8 +239,13 @@ class ProcessGroupMuster final : public c10d::Backend {
   const c10d::ReconfigureHandle handle_ = new_handle();
   std::set<int64_t> used_uuids_;  ///< of reconfigure()
 #endif
-  std::vector<std::unique_ptr<Group>> former_groups_;  ///< left; a model or a hook may still hold them
-  std::atomic<int> splits_ = 0;                        ///< groups made so far, for their names; the same at all ranks
+  /// Groups that reconfigure() has left. A model or a hook may still hold them.
+  struct Former {
+    std::unique_ptr<Group> group;
+    std::unique_ptr<LazyDeviceGroup> on_device;  ///< without a group
+  };
+  std::vector<Former> former_groups_;
+  std::atomic<int> splits_ = 0;  ///< groups made so far, for their names; the same at all ranks
   /// The thread that has an open block. coalescing() compares it only with the calling thread's id, which only that
   /// thread stores, so a relaxed load is enough.
   std::atomic<std::thread::id> coalescing_thread_{};

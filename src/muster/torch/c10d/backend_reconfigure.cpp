@@ -2,7 +2,10 @@
 #include "muster/torch/backend.h"
 
 #if MUSTER_TORCH_HAS_RECONFIGURE
+#include <unistd.h>
+
 #include <algorithm>
+#include <utility>
 #include <variant>
 
 #include "muster/base/hash.h"
@@ -55,6 +58,9 @@ c10::intrusive_ptr<ProcessGroupMuster> ProcessGroupMuster::create_unformed(const
 
 ProcessGroupMuster::Handle ProcessGroupMuster::reconfigure(const c10d::ReconfigureOptions& options) {
   const GilRelease no_gil;
+  if (getpid() != process_) {
+    throw_error({ErrorCode::kUnsupported, c10::str(kReconfigure, ": the process group is the parent's")});
+  }
   if (!supportsReconfigure()) {
     throw_error({ErrorCode::kUnsupported, c10::str(kReconfigure, ": a group over MPI has the ranks of the job only")});
   }
@@ -67,7 +73,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reconfigure(const c10d::Reconfigu
                  " was already used: pass a new one each time");
 
   end_group(kPendingTime, "the process group is being reconfigured");
-  if (auto on_device = device_group_->release()) former_groups_.push_back(std::move(on_device->group));
+  if (auto on_device = device_group_->release()) release_group(nullptr, std::move(on_device->group));
 
   std::string members;  // ranks with other handles form another group
   for (const auto& each : handles) members += each + ' ';
@@ -78,13 +84,15 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reconfigure(const c10d::Reconfigu
   std::unique_ptr<Group> formed = value_or_throw(Group::form(*store_, spec, group_options));
   value_or_throw(formed->set_timeout(timeout_.load()));
 
-  former_groups_.push_back(std::exchange(group_, std::move(formed)));
-  device_group_.emplace(*group_);
+  auto on_device = std::make_unique<LazyDeviceGroup>(*formed);
+  former_groups_.push_back(
+      {std::exchange(group_, std::move(formed)), std::exchange(device_group_, std::move(on_device))});
   rank_ = group_->membership().rank;
   size_ = group_->membership().size;
   splits_ = 0;
   auto done = c10::make_intrusive<TensorWork>(
-      rank_, TensorRequest(OpType::UNKNOWN, "muster:reconfigure", /*async=*/true), at::TensorList(), pending_);
+      rank_, TensorRequest(OpType::UNKNOWN, "muster:reconfigure", /*async=*/true), at::TensorList(),
+      std::make_shared<PendingWorks>());  // of its own: it is no operation for the completion hook
   TensorWork::launch(done, *group_, {.timeout = timeout_.load(), .async = true});
   return done;
 }
