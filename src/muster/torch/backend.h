@@ -221,6 +221,7 @@ class ProcessGroupMuster final : public c10d::Backend {
                                                           Result<std::unique_ptr<Group>> group,
                                                           Milliseconds timeout) const;
 
+  void abort_groups(const Error& why);
   /// Leaves the group. Works that are still pending after `grace` fail with `why`.
   void end_group(std::chrono::seconds grace, const char* why);
   void release_group(std::unique_ptr<Store> store, std::unique_ptr<Group> group);

@@ -10,6 +10,7 @@
 namespace muster {
 namespace {
 
+/// How long Works may take to end, before they are aborted in shutdown(), and after they are aborted.
 constexpr std::chrono::seconds kGrace(10);
 
 }  // namespace
@@ -33,7 +34,10 @@ c10d::ErrorType ProcessGroupMuster::getError() {
 }
 
 void ProcessGroupMuster::abort() {
-  const Error why{ErrorCode::kAborted, "the process group was aborted by its user", rank_};
+  abort_groups({ErrorCode::kAborted, "the process group was aborted by its user", rank_});
+}
+
+void ProcessGroupMuster::abort_groups(const Error& why) {
   group_->abort(why);  // first: a group on the device that is being formed looks at it
   if (Group* const on_device = device_group_->formed()) on_device->abort(why);
 }
@@ -46,9 +50,7 @@ void ProcessGroupMuster::shutdown() {
 
 void ProcessGroupMuster::end_group(std::chrono::seconds grace, const char* why) {
   if (!pending_->drain(grace)) {
-    const Error aborted{ErrorCode::kAborted, why, rank_};
-    group_->abort(aborted);
-    if (Group* const on_device = device_group_->formed()) on_device->abort(aborted);
+    abort_groups({ErrorCode::kAborted, why, rank_});
     pending_->drain(kGrace);
   }
   if (Group* const on_device = device_group_->formed()) on_device->leave();
