@@ -3,6 +3,7 @@
 // on the current device of the calling thread.
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 
 namespace {
 
@@ -54,6 +55,12 @@ int device_mpi_buffers() { return device_buffers; }
 /// How many of these calls, and of those that may move such buffers later, came from a thread with another current
 /// device.
 int device_mpi_wrong_devices() { return wrong_devices; }
+
+/// As CUDA-aware MPI has it.
+int MPIX_Query_cuda_support() {
+  const char* const takes = std::getenv("DEVICE_MPI_TAKES_CUDA");
+  return takes != nullptr && *takes == '1' ? 1 : 0;
+}
 
 int MPI_Allgather(const void* from, int sent, Pointer sends, void* to, int received, Pointer receives, Pointer comm) {
   return PMPI_Allgather(reach(from), sent, sends, reach(to), received, receives, comm);

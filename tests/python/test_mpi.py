@@ -220,3 +220,23 @@ def test_muster_run_starts_ranks_on_two_hosts(
         (status, output), (other, other_output) = run_on(hosts, release_build / "src/muster/cli/muster", [script])
     assert (status, other) == (0, 0), output + other_output
     assert (output + other_output).count("sum 10.0") == 4, output + other_output
+
+
+SLOW_END = """
+import time, torch.distributed as dist
+dist.init_process_group("muster-mpi")
+rank = dist.get_rank()
+dist.destroy_process_group()
+if rank == 0:
+    time.sleep(12)
+    print("saved a checkpoint")
+"""
+
+
+def test_ranks_that_have_ended_wait_for_a_slow_one(built_programs: Path, launcher: Launcher, tmp_path: Path) -> None:
+    """As MPI_Finalize() does: the timeout is that of the start, and of calls."""
+    script = tmp_path / "slow_end.py"
+    script.write_text(SLOW_END)
+    done = run_by_muster(launcher, str(script), MUSTER_TIMEOUT="8")
+    assert done.returncode == 0, output_of(done)
+    assert "saved a checkpoint" in done.stdout

@@ -90,8 +90,8 @@ class CollectiveCall {
   int received() const { return static_cast<int>(output().count()); }
   bool even() const { return operation_.counts.empty(); }
 
-  /// The largest number of elements that MPI is told. Equal at all ranks, so that all of them refuse a call, or none:
-  /// of even blocks it is the length of one.
+  /// The largest number of elements that MPI is told. Unless differs_by_rank(), it is equal at all ranks, so that all
+  /// of them refuse a call, or none: of even blocks it is the length of one.
   size_t passed_count() const {
     const bool in_blocks = has_input_blocks(call().collective) || has_output_blocks(call().collective);
     if (!in_blocks || !even()) return std::max(input().count(), output().count());
@@ -209,6 +209,10 @@ class CollectiveCall {
 };
 
 }  // namespace
+
+bool differs_by_rank(const Operation& operation) {
+  return operation.call.collective == Collective::kAllToAll && !operation.counts.empty();
+}
 
 Result<> run_collective(const Library& mpi, Handle comm, Rank self, const Operation& operation) {
   return CollectiveCall(mpi, comm, self, operation).run();

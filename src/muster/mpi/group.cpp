@@ -82,7 +82,7 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
   void abort(Error why) override {
     if (inherited()) return;
     if (why.rank < 0 || why.rank >= spec_.size) why.rank = kNoRank;
-    comms_->failed = true;
+    note_failure();
     messages_->close(why, kEndTime);
     calls_.close(why);
     watchdog_.shorten_deadline(kEndTime, fmt::format("the group was aborted: {}", why.to_string()));
@@ -148,13 +148,23 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
     MUSTER_TRY(operation.wait_for_input(operation.input.bytes(), Deadline::after(timeout)));
     const Result<> done =
         factor == 1 ? run_on_mpi(operation) : run_on_mpi(scale_input(operation, factor, spec_.rank, copy));
-    if (!done) {
-      comms_->failed = true;
-      closed_ = done.error().in(fmt::format("{}, group \"{}\"", describe(), spec_.name));
-      return tl::unexpected(*closed_);
-    }
+    if (!done) return refuse(operation, done.error().in(fmt::format("{}, group \"{}\"", describe(), spec_.name)));
     finish_average(operation, factor, spec_.size, spec_.rank);
     return {};
+  }
+  /// MPI has not run it. Calls that MPI does not have fail at all ranks alike, and the group goes on.
+  Result<> refuse(const Operation& operation, const Error& why) {
+    if (why.code == ErrorCode::kUnsupported) {
+      if (differs_by_rank(operation)) world_.abort(why.to_string());  // the others are in the call
+      return tl::unexpected(why);
+    }
+    note_failure();
+    closed_ = why;
+    return tl::unexpected(why);
+  }
+  void note_failure() {
+    comms_->failed = true;
+    World::expect_failures();
   }
   Result<> run_on_mpi(const Operation& operation) const {
     const CurrentDevice device;

@@ -81,7 +81,8 @@ Result<> add_store(const World& world, Variables& variables, const Deadline& dea
   std::array<char, kMessageBytes> message{};
   if (world.rank == 0) {
     const Result<std::string> served = is_set("MUSTER_STORE") ? Result<std::string>("-") : serve(deadline);
-    const std::string text = served ? *served : "!" + served.error().message;
+    std::string text = served ? *served : "!" + served.error().message;
+    if (served && text.size() >= message.size()) text = "!the secret, MUSTER_SECRET, is too long";
     std::copy_n(text.begin(), std::min(text.size(), message.size() - 1), message.begin());
   }
   MUSTER_TRY(world.mpi.check(

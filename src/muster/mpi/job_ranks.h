@@ -29,6 +29,9 @@ struct JobRanks {
   int size() const { return static_cast<int>(all.size()); }
 };
 
+/// The deadline of a wait for ranks that all run: they may work for long, and the launcher notices the end of one.
+inline constexpr Duration kNoLimit = std::chrono::hours(24 * 365);
+
 /// True if `muster run` has started this process as one of several ranks, and no launcher of MPI has.
 bool started_by_muster();
 

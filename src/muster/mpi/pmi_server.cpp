@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -67,6 +68,8 @@ std::string mapping_of(const std::vector<JobRank>& ranks) {
   return text + ")";
 }
 
+std::atomic<bool> mpi_has_started = false;
+
 class PmiServer {
  public:
   PmiServer(Fd socket, JobRanks ranks, Duration timeout)
@@ -124,7 +127,8 @@ class PmiServer {
       return fmt::format("cmd=get_result rc=0 msg=success value={}\n", value);
     }
     if (command == "barrier_in") {
-      MUSTER_TRY(ranks_.store->barrier("barrier", ranks_.size(), deadline()));
+      MUSTER_TRY(
+          ranks_.store->barrier("barrier", ranks_.size(), Deadline::after(mpi_has_started ? kNoLimit : timeout_)));
       return "cmd=barrier_out rc=0 msg=success\n";
     }
     if (command == "finalize") return "cmd=finalize_ack rc=0 msg=success\n";
@@ -156,6 +160,8 @@ class PmiServer {
 };
 
 }  // namespace
+
+void note_that_mpi_has_started() { mpi_has_started = true; }
 
 Result<> serve_pmi(JobRanks ranks, Duration timeout) {
   setenv("PMI_RANK", std::to_string(ranks.own).c_str(), 1);

@@ -13,5 +13,7 @@ namespace muster::mpi {
 /// It sets PMI_FD, PMI_RANK and PMI_SIZE, for MPI_Init(). MPI_Init() cannot fail in time: if a rank does not reach it
 /// within `timeout`, this process ends.
 Result<> serve_pmi(JobRanks ranks, Duration timeout);
+/// From now on `timeout` no longer counts: MPI_Finalize() waits for the other ranks as long as they work.
+void note_that_mpi_has_started();
 
 }  // namespace muster::mpi

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <charconv>
+#include <csignal>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -22,12 +23,15 @@
 namespace muster::mpi {
 namespace {
 
-/// MPI_Finalize() waits for all ranks.
+/// How long MPI_Finalize() may wait for the other ranks after a failure.
 constexpr Duration kFinalizeTime = 30s;
+/// How long MPI_Abort() may take.
+constexpr unsigned kAbortSeconds = 10;
 
 std::atomic<const World*> world_in_use = nullptr;
 std::atomic<pid_t> used_by = 0;  ///< the process that uses MPI: a forked child must not
 bool initialized_here = false;   ///< by muster
+std::atomic<bool> has_failed = false, aborts = false;
 
 std::function<void()>& last_callback() {
   static std::function<void()> callback;
@@ -36,9 +40,9 @@ std::function<void()>& last_callback() {
 
 void finalize() {
   const World* const world = World::current();
-  if (world == nullptr || !world->is_running()) return;
+  if (world == nullptr || aborts || !world->is_running()) return;  // some MPI_Abort() call exit()
   Watchdog watchdog(*world);
-  const Watchdog::Guard guard(watchdog, kFinalizeTime, [] { return "MPI_Finalize"; });
+  const Watchdog::Guard guard(watchdog, has_failed ? kFinalizeTime : kNoLimit, [] { return "MPI_Finalize"; });
   free_datatypes(world->mpi);
   (void)world->mpi.Finalize();
   if (last_callback()) last_callback()();
@@ -95,6 +99,7 @@ Result<int> initialize(const Library& mpi) {
   for (const std::string& variable : variables)
     unsetenv(variable.c_str());  // of no use to programs that this one starts
   MUSTER_TRY(mpi.check(code, "MPI_Init_thread"));
+  note_that_mpi_has_started();
   return provided;
 }
 
@@ -141,9 +146,14 @@ const World* World::current() { return used_by == getpid() ? world_in_use.load()
 
 void World::abort(const std::string& why) const {
   log(LogLevel::kError, fmt::format("rank {} of MPI ends the job: {}", rank, why));
+  aborts = true;
+  (void)std::signal(SIGALRM, SIG_DFL);
+  alarm(kAbortSeconds);
   (void)mpi.Abort(mpi.comm_world, 1);
   _exit(1);
 }
+
+void World::expect_failures() { has_failed = true; }
 
 bool World::is_running() const {
   int finalized = 1;

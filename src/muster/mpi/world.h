@@ -25,6 +25,9 @@ struct World {
 
   /// Ends all ranks of the job. Does not return.
   [[noreturn]] void abort(const std::string& why) const;
+  /// A group has failed, so MPI_Finalize() may wait for a rank that does not come: from now on it has a deadline.
+  /// Without a failure it has none, because another rank may work for as long as it likes.
+  static void expect_failures();
   /// True until MPI is finalized.
   bool is_running() const;
   /// For what must live until all ranks have ended: runs after MPI_Finalize(), if muster calls that.
