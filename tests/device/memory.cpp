@@ -67,6 +67,12 @@ class Memory {
     }
   }
 
+  std::size_t used_bytes() {
+    const std::lock_guard lock(mutex_);
+    std::size_t sum = 0;
+    for (const auto& [offset, bytes] : used_) sum += bytes;
+    return sum;
+  }
   void* host_address(const void* address) const { return host_ + offset_of(address); }
   bool owns(const void* address) const { return address >= device_ && address < device_ + kBytes; }
 
@@ -99,6 +105,7 @@ Memory& memory() {
 void* allocate(std::size_t bytes) { return memory().allocate(bytes); }
 void release(void* address) { memory().release(address); }
 void* host_address(const void* address) { return memory().host_address(address); }
+std::size_t used_bytes() { return memory().used_bytes(); }
 bool owns(const void* address) { return memory().owns(address); }
 
 }  // namespace muster::device_double

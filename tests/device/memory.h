@@ -13,6 +13,8 @@ void* allocate(std::size_t bytes);
 void release(void* address);
 /// Where the program's own threads can reach the memory. Aborts for an address that is not the device's.
 void* host_address(const void* address);
+/// Of what is allocated.
+std::size_t used_bytes();
 /// True for an address of the device.
 bool owns(const void* address);
 

@@ -30,6 +30,7 @@ class Communicator {
   const int size, rank;
   std::atomic<int> error = kInProgress;  ///< until all ranks have come
   std::atomic<bool> aborted = false;
+  std::atomic<int> kernels = 0;  ///< in streams, and in graphs
 
   /// Waits for the other ranks.
   void connect();

@@ -2,12 +2,16 @@
 // tests.
 //
 // Like NCCL: calls give kernels to a stream and return; calls in a group become one kernel; ncclCommAbort() ends
-// kernels that wait for a peer. A communicator that is not blocking is in progress until all ranks have come, and after
-// each call until ncclCommGetAsyncError() has said so a few times: only then its kernel is in the stream.
+// kernels that wait for a peer. It and ncclCommDestroy() wait until no graph has a kernel of the communicator. A
+// communicator that is not blocking is in progress until all ranks have come, and after each call until
+// ncclCommGetAsyncError() has said so a few times: only then its kernel is in the stream.
 //
-// FAKE_NCCL_VERSION=22005 is the version that it says it is. fake_nccl_let_next_kernel(1) makes the next kernel of this
-// process hang until its communicator is aborted. (2) does so, too, and the communicator has an error.
-// fake_nccl_kernels() is the number of kernels so far.
+// FAKE_NCCL_VERSION=22005 is the version that it says it is. Functions for tests, of this process:
+// - fake_nccl_let_next_kernel(1): the next kernel hangs until its communicator is aborted. (2): so does it, and the
+//   communicator has an error.
+// - fake_nccl_fail_init(rank): the start of a communicator fails at that rank, as if another rank used its GPU.
+//   fake_nccl_hang_init(rank): it never ends.
+// - fake_nccl_kernels(), fake_nccl_aborts(): how many kernels there were, and calls of ncclCommAbort().
 #include <fmt/format.h>
 
 #include <bit>
@@ -66,6 +70,8 @@ thread_local int depth = 0;
 thread_local std::vector<Call> grouped;
 std::atomic<int> next_kernel = 0;  ///< 1: hangs; 2: and has an error
 std::atomic<int> kernels = 0;
+std::atomic<int> aborts = 0;
+std::atomic<int> failing_rank = -1, hanging_rank = -1;  ///< in the start of communicators
 std::atomic<int> roots = 0;  ///< of the last communicator with several
 
 double value_of(const void* number, Dtype dtype) {
@@ -83,9 +89,22 @@ void wait_for_abort(const Communicator& communicator) {
   }
 }
 
+void wait_for_kernels(const Communicator& communicator) {
+  while (communicator.kernels > 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // tidy: allow(sleep) NCCL waits so, too
+  }
+}
+
 void launch(StreamHandle* stream, const std::shared_ptr<Communicator>& communicator,
             std::vector<Operation> operations) {
   struct Kernel {
+    Kernel(std::shared_ptr<Communicator> used, std::vector<Operation> all)
+        : communicator(std::move(used)), operations(std::move(all)) {
+      ++communicator->kernels;
+    }
+    ~Kernel() { --communicator->kernels; }
+    Kernel(const Kernel&) = delete;
+    Kernel& operator=(const Kernel&) = delete;
     std::shared_ptr<Communicator> communicator;
     std::vector<Operation> operations;
   };
@@ -102,7 +121,7 @@ void launch(StreamHandle* stream, const std::shared_ptr<Communicator>& communica
   };
   ++kernels;
   const auto release = [](void* argument) { delete static_cast<Kernel*>(argument); };
-  stream->enqueue(stream, run_kernel, new Kernel{communicator, std::move(operations)}, release);
+  stream->enqueue(stream, run_kernel, new Kernel(communicator, std::move(operations)), release);
 }
 
 int end_group() {
@@ -167,6 +186,7 @@ int ncclGetVersion(int* version) {
 
 void fake_nccl_let_next_kernel(int what) { muster::fake_nccl::next_kernel = what; }
 int fake_nccl_kernels() { return muster::fake_nccl::kernels; }
+int fake_nccl_aborts() { return muster::fake_nccl::aborts; }
 
 int ncclGetUniqueId(UniqueId* id) {
   uint64_t random = 0;
@@ -178,15 +198,26 @@ int ncclGetUniqueId(UniqueId* id) {
 }
 
 const char* ncclGetErrorString(int code) {
-  return code == Communicator::kRemoteError ? "remote process exited or there was a network error" : "an error";
+  if (code == Communicator::kRemoteError) return "remote process exited or there was a network error";
+  return code == muster::fake_nccl::kInvalidUsage ? "invalid usage" : "an error";
 }
-const char* ncclGetLastError(void*) { return ""; }
+const char* ncclGetLastError(void*) {
+  return muster::fake_nccl::failing_rank < 0 ? ""
+                                             : "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 31000";
+}
+void fake_nccl_fail_init(int rank) { muster::fake_nccl::failing_rank = rank; }
+void fake_nccl_hang_init(int rank) { muster::fake_nccl::hanging_rank = rank; }
 
 int fake_nccl_roots() { return muster::fake_nccl::roots; }
 
 int ncclCommInitRankConfig(Handle** made, int size, UniqueId id, int rank, muster::fake_nccl::Config* config) {
   const auto communicator = std::make_shared<Communicator>(std::string(id.bytes), size, rank);
   *made = new Handle{.communicator = communicator, .blocking = config->blocking != 0};
+  if (rank == muster::fake_nccl::failing_rank) {
+    communicator->error = muster::fake_nccl::kInvalidUsage;
+    return Communicator::kInProgress;
+  }
+  if (rank == muster::fake_nccl::hanging_rank) return Communicator::kInProgress;
   std::thread([communicator] { communicator->connect(); }).detach();  // tidy: allow(detach) ends when all have come
   return Communicator::kInProgress;
 }
@@ -211,13 +242,14 @@ int ncclCommGetAsyncError(Handle* handle, int* error) {
 }
 int ncclCommFinalize(Handle*) { return 0; }
 int ncclCommDestroy(Handle* handle) {
+  muster::fake_nccl::wait_for_kernels(*handle->communicator);
   delete handle;
   return 0;
 }
 int ncclCommAbort(Handle* handle) {
+  ++muster::fake_nccl::aborts;
   handle->communicator->aborted = true;
-  delete handle;
-  return 0;
+  return ncclCommDestroy(handle);
 }
 
 int ncclGroupStart() {

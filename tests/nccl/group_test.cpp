@@ -21,6 +21,7 @@ namespace {
 
 using device_double::Event;
 using device_double::Stream;
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -55,11 +56,16 @@ class TestDevice final : public nccl::Device {
   };
 };
 
-std::unique_ptr<Group> form(Store& store, Rank rank, int size, Duration timeout = 60s,
-                            const std::string& name = "test") {
+Result<std::unique_ptr<Group>> try_to_form(Store& store, Rank rank, int size, Duration timeout = 60s,
+                                           const std::string& name = "test") {
   auto host = Group::form(store, {rank, size, name, 0}, test::options_for("shm,unix", timeout));
   EXPECT_TRUE(host) << host.error().to_string();
-  auto group = nccl::form_group(std::move(*host), std::make_shared<TestDevice>());
+  return nccl::form_group(std::move(*host), std::make_shared<TestDevice>());
+}
+
+std::unique_ptr<Group> form(Store& store, Rank rank, int size, Duration timeout = 60s,
+                            const std::string& name = "test") {
+  auto group = try_to_form(store, rank, size, timeout, name);
   EXPECT_TRUE(group) << group.error().to_string();
   return group ? std::move(*group) : nullptr;
 }
@@ -180,21 +186,46 @@ TEST(NcclGroup, ShrinksWhenARankIsLost) {
   });
 }
 
-TEST(NcclGroup, ARankThatDoesNotComeEndsTheCallOfTheOthersInTime) {
+TEST(NcclGroup, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   run_on_device(
-      2,
+      3,
       [](Group& group) {
         std::vector<float> data(4, 1);
+        ASSERT_TRUE(group.barrier().wait());
         if (group.membership().rank == 1) {
           while (group.status()) (void)group.wait_for_pending(Deadline::after(1ms));
-          return;
+        } else {
+          const auto result = group.all_reduce(view(data), ReduceOp::kSum, {.timeout = 300ms}).wait();
+          ASSERT_FALSE(result);
+          EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
+          EXPECT_THAT(result.error().to_string(), HasSubstr("during all_reduce #2 (float32[4], sum)"));
         }
-        const auto result = group.all_reduce(view(data), ReduceOp::kSum, {.timeout = 300ms}).wait();
-        ASSERT_FALSE(result);
-        EXPECT_EQ(result.error().code, ErrorCode::kTimeout);
-        EXPECT_THAT(result.error().to_string(), HasSubstr("all_reduce #1 (float32[4], sum)"));
-        EXPECT_FALSE(group.status());
-        EXPECT_FALSE(group.barrier().wait());
+        const auto later = group.barrier().wait();  // also at the rank that is late
+        ASSERT_FALSE(later);
+        EXPECT_EQ(later.error().rank, 1);
+        EXPECT_THAT(later.error().message,
+                    ContainsRegex("ranks 0, 2 are at all_reduce #2.*; rank 1 \\(host .*, pid .*\\)"
+                                  " has not arrived, last seen at barrier #1"));
+      },
+      20s);
+}
+
+TEST(NcclGroup, CallsThatDifferAreNamedAtTheDeadline) {
+  run_on_device(
+      3,
+      [](Group& group) {
+        std::vector<float> data(4, 1);
+        const CallOptions options{.timeout = 300ms};
+        if (group.membership().rank == 2) {
+          (void)group.barrier(options).wait();  // may end before the calls of the others
+        } else {
+          EXPECT_FALSE(group.all_reduce(view(data), ReduceOp::kSum, options).wait());
+        }
+        while (group.status()) (void)group.wait_for_pending(Deadline::after(1ms));
+        const Error error = group.barrier().wait().error();
+        EXPECT_EQ(error.code, ErrorCode::kMismatch);
+        EXPECT_EQ(error.rank, group.membership().rank == 2 ? 0 : 2) << "each blames another one";
+        EXPECT_THAT(error.message, HasSubstr("rank 2 is at barrier #1, the others at all_reduce #1 (float32[4], sum)"));
       },
       20s);
 }
@@ -244,6 +275,33 @@ TEST(NcclGroup, ARankThatIsLostEndsTheReplaysOfTheOthers) {
 }
 
 void let_next_kernel(int what) { of_fake<void(int)>("fake_nccl_let_next_kernel")(what); }
+
+TEST(NcclGroup, AGroupThatIsLeftAbortsNothing) {
+  auto* const aborts = of_fake<int()>("fake_nccl_aborts");
+  const int before = aborts();
+  run_on_device(2, [](Group& group) {
+    ASSERT_TRUE(group.barrier().wait());
+    group.leave();
+    group.leave();  // as shutdown() and the destructor do
+  });
+  EXPECT_EQ(aborts(), before);
+}
+
+TEST(NcclGroup, AGraphMayOutliveItsGroup) {
+  const auto store = memory_store();
+  test::run_ranks(2, [&](Rank rank) {
+    const auto handle = store->clone();
+    auto group = form(**handle, rank, 2);
+    std::vector<float> data(3, 1);
+    device_double::Graph graph;
+    graph.begin(current());
+    EXPECT_TRUE(group->all_reduce(view(data), ReduceOp::kSum).wait());
+    graph.end();
+    group->abort({ErrorCode::kAborted, "by the test"});
+    EXPECT_FALSE(group->barrier().wait());
+    group.reset();
+  });
+}
 
 TEST(NcclGroup, AListOfCollectivesIsOneKernel) {
   run_on_device(1, [](Group& group) {  // its kernels are all that the process has
@@ -336,10 +394,25 @@ TEST(NcclGroup, ALargeCommunicatorHasSeveralRoots) {
   const auto library = nccl::Library::get();
   ASSERT_TRUE(library) << library.error().to_string();
   test::run_group(5, "shm", [&](Group& host) {
-    const auto formed = nccl::Communicator::form(**library, host, Deadline::after(60s), /*ranks_per_root=*/2);
+    const auto formed = nccl::Communicator::form(
+        **library, host, [] { return std::nullopt; }, Deadline::after(60s), /*ranks_per_root=*/2);
     EXPECT_TRUE(formed) << formed.error().to_string();
     EXPECT_EQ(of_fake<int()>("fake_nccl_roots")(), 3);
   });
+}
+
+TEST(NcclGroup, AllRanksSayWhichRankCouldNotFormIt) {
+  of_fake<void(int)>("fake_nccl_fail_init")(1);
+  const auto store = memory_store();
+  test::run_ranks(8, [&](Rank rank) {  // rank 7 is no peer of rank 1 in the tree of PeerMonitor
+    const auto handle = store->clone();
+    auto group = try_to_form(**handle, rank, 8);
+    const Error error = group ? (*group)->barrier().wait().error() : group.error();
+    EXPECT_EQ(error.rank, 1);
+    EXPECT_THAT(error.message, HasSubstr("failed: invalid usage: Duplicate GPU detected"));
+    EXPECT_THAT(error.message, HasSubstr("each rank needs a GPU of its own"));
+  });
+  of_fake<void(int)>("fake_nccl_fail_init")(-1);
 }
 
 TEST(NcclGroup, ALibraryThatIsTooOldOrMissingIsRefused) {

@@ -62,6 +62,11 @@ def set_kernel_delay(milliseconds: int) -> None:
     torch.ops.muster_device_double.set_kernel_delay(milliseconds)
 
 
+def used_bytes() -> int:
+    """Of the device's memory."""
+    return torch.ops.muster_device_double.used_bytes() if IS_DOUBLE else torch.accelerator.memory_allocated()
+
+
 def set_copy_rate(bytes_per_second: int) -> None:
     """For measurements: copies between the double and the host take so long, move nothing, and need no core."""
     if IS_DOUBLE:

@@ -4,24 +4,22 @@ backend if it is not muster.
 
 import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import device_double
+import device_faults
+import device_training
 import pytest
 import test_backend_collectives as collectives
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-from device_training import DELAY, ddp, no_sync_and_join, sharded
+from device_training import DELAY
 
 import muster
 
-__all__ = ["ddp", "no_sync_and_join", "sharded"]  # for the end of this file
 NOT_REDUCED_BY_NCCL = (torch.int16, torch.uint16, torch.complex32)
 
 
@@ -288,57 +286,6 @@ def reconfigured(rank: int) -> None:
             assert "nccl" in formed
 
 
-def left(rank: int) -> None:
-    """Rank 1 ends while the others wait for it."""
-    tensor = torch.ones(1000, device=device_double.DEVICE)
-    dist.all_reduce(tensor)
-    if rank == 1:
-        sys.exit(0)
-    with pytest.raises(muster.errors.Error, match="rank 1"):
-        all_reduce_until_it_fails(tensor)
-
-
-def killed(rank: int) -> None:
-    """Rank 1 dies. The others get an error, and go on without it."""
-    tensor = torch.ones(1000, device=device_double.DEVICE)
-    dist.all_reduce(tensor)
-    torch.accelerator.synchronize()  # all ranks have begun it
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the launcher, which ends the other ranks
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(muster.errors.Error, match="rank 1"):
-        all_reduce_until_it_fails(tensor)
-    dist.shrink_group([1], shrink_flags=c10d.SHRINK_ABORT)
-    tensor = torch.ones(1000, device=device_double.DEVICE)
-    dist.all_reduce(tensor)
-    assert tensor.cpu().unique().tolist() == [2]
-    print(f"rank {rank} goes on")
-    dist.barrier()
-
-
-def all_reduce_until_it_fails(tensor: torch.Tensor) -> None:
-    """On a device, a call fails if an earlier one has failed."""
-    for _ in range(1000):
-        dist.all_reduce(tensor)
-        torch.accelerator.synchronize()
-
-
-def kernel_that_hangs(rank: int) -> None:
-    """A rank's kernel never ends. All ranks get an error at the deadline, and the device is free again."""
-    tensor = torch.ones(1000, device=device_double.DEVICE)
-    dist.all_reduce(tensor)
-    torch.accelerator.synchronize()
-    if rank == 0:
-        ctypes.CDLL(os.environ["MUSTER_NCCL_LIBRARY"]).fake_nccl_let_next_kernel(1)
-    work = muster.group().all_reduce(tensor, async_op=True, timeout=1)
-    assert work is not None
-    torch.accelerator.synchronize()
-    with pytest.raises(muster.errors.Error, match=r"all_reduce #2 \(float32\[1000\], sum\)"):
-        work.wait(timedelta(seconds=30))
-    with pytest.raises(muster.errors.Error):
-        dist.all_reduce(tensor)
-
-
 def nccl(rank: int) -> None:
     """Which calls go over NCCL, and the order of kernels without a wait on the host."""
     size = dist.get_world_size()
@@ -440,10 +387,12 @@ def over_mpi(rank: int) -> None:
 
 
 if __name__ == "__main__":
+    name = sys.argv[1]
     backend = sys.argv[2] if len(sys.argv) > 2 else "muster"
     device_double.load()
-    named: Any = {"enable_reconfigure": True} if sys.argv[1] == "reconfigured" else {}
+    named: Any = {"enable_reconfigure": True} if name == "reconfigured" else {}
     dist.init_process_group(backend, **named)
-    globals()[sys.argv[1]](dist.get_rank())
-    if sys.argv[1] not in ("left", "killed", "kernel_that_hangs"):
+    run = {**globals(), **vars(device_training), **vars(device_faults)}[name]
+    run(dist.get_rank())
+    if not hasattr(device_faults, name):
         dist.destroy_process_group()

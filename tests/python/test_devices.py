@@ -47,8 +47,6 @@ def _device(request: pytest.FixtureRequest) -> None:
         return
     if torch.accelerator.device_count() < (2 if "two_devices" in request.node.name else 1):
         pytest.skip(f"not enough devices of {device_double.DEVICE}")
-    if "kernel_that_hangs" in request.node.name:
-        pytest.skip("only the double's kernels hang on demand")
 
 
 @pytest.mark.parametrize("function", [*BOTH_WAYS, "errors"])
@@ -67,8 +65,18 @@ def test_tensors_go_over_the_backend_of_the_device(nccl: str, built_programs: Pa
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("function", [*BOTH_WAYS, "graph", "kernel_that_hangs", "nccl"])
+@pytest.mark.parametrize("function", [*BOTH_WAYS, "graph", "nccl", "late", "stopped", "no_library"])
 def test_tensors_go_over_nccl(function: str, nccl: str, built_programs: Path) -> None:
+    done = run(function, nccl)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not device_double.IS_DOUBLE, reason="only the NCCL of the tests fails on demand")
+@pytest.mark.parametrize(
+    "function",
+    ["kernel_that_hangs", "shrunk_while_a_kernel_hangs", "one_gpu_for_two_ranks", "abort_of_the_forming"],
+)
+def test_failures_of_nccl(function: str, nccl: str, built_programs: Path) -> None:
     done = run(function, nccl)
     assert done.returncode == 0, done.stdout + done.stderr
 

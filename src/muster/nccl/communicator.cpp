@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,9 +13,21 @@ namespace {
 
 /// A wait for NCCL yields its core for so long, and then sleeps between two looks.
 constexpr Duration kYieldTime = 200us, kPoll = 100us;
-/// How long the destructor waits.
-constexpr Duration kFinalizeTime = 5s;
+/// How often a rank looks for a failure of another one while the communicator forms.
+constexpr Duration kFormingPoll = 10ms;
+/// How long the destructor waits for pending operations, and how long NCCL may take to free a communicator.
+constexpr Duration kFinalizeTime = 5s, kReleaseTime = 5s;
 constexpr const char* kInit = "the start of a communicator of NCCL";
+
+/// Adds what is usually wrong.
+Error with_hint(Error error, const Library& library) {
+  error.message += fmt::format(
+      "; each rank needs a GPU of its own, as its current device (torch.cuda.set_device(LOCAL_RANK)), and a library "
+      "that "
+      "fits torch's CUDA (this is {})",
+      library.version());
+  return error;
+}
 
 /// Makes NCCL's ids at so many ranks, and gives them to all. There is one id if a rank's NCCL knows only one root.
 Result<std::vector<UniqueId>> exchange_ids(const Library& library, Group& host, const Deadline& deadline, int roots) {
@@ -53,27 +66,34 @@ Result<std::vector<UniqueId>> exchange_ids(const Library& library, Group& host, 
 
 }  // namespace
 
-Result<std::unique_ptr<Communicator>> Communicator::form(const Library& library, Group& host, const Deadline& deadline,
-                                                         int ranks_per_root) {
+Result<std::unique_ptr<Communicator>> Communicator::form(const Library& library, Group& host,
+                                                         const std::function<std::optional<Error>()>& failed,
+                                                         const Deadline& deadline, int ranks_per_root) {
   const auto [rank, size, name, generation] = host.membership();
   MUSTER_ASSIGN(auto ids, exchange_ids(library, host, deadline, (size + ranks_per_root - 1) / ranks_per_root));
   Config config;
   config.blocking = 0;
   Comm handle = nullptr;
-  if (ids.size() == 1) {
-    MUSTER_TRY(library.check(library.CommInitRankConfig(&handle, size, ids[0], rank, &config), kInit));
-  } else {
-    const int roots = static_cast<int>(ids.size());
-    MUSTER_TRY(library.check(library.CommInitRankScalable(&handle, size, rank, roots, ids.data(), &config), kInit));
+  const int roots = static_cast<int>(ids.size());
+  const int code = roots == 1 ? library.CommInitRankConfig(&handle, size, ids[0], rank, &config)
+                              : library.CommInitRankScalable(&handle, size, rank, roots, ids.data(), &config);
+  if (const Result<> begun = library.check(code, kInit); !begun) {
+    return tl::unexpected(with_hint(begun.error(), library));
   }
   auto communicator = std::unique_ptr<Communicator>(new Communicator(library, handle));
   Lock lock(communicator->mutex_);
-  Result<> formed = communicator->wait_until_ready(lock, kInit, deadline);
-  lock.unlock();
-  if (!formed) {
+  for (;;) {
+    const Result<> formed =
+        communicator->wait_until_ready(lock, kInit, Deadline::after(kFormingPoll).or_sooner(deadline.when()));
+    if (formed) break;
+    const bool waits = formed.error().code == ErrorCode::kTimeout && !deadline.passed();
+    const std::optional<Error> why = waits ? failed() : with_hint(formed.error(), library);
+    if (!why) continue;
+    lock.unlock();
     communicator->abort();
-    return tl::unexpected(formed.error());
+    return tl::unexpected(*why);
   }
+  lock.unlock();
   return communicator;
 }
 
@@ -83,7 +103,18 @@ Communicator::~Communicator() {
   const bool ended = library.check(library.CommFinalize(handle_), "ncclCommFinalize") &&
                      wait_until_ready(lock, "ncclCommFinalize", Deadline::after(kFinalizeTime));
   aborted_ = true;
-  (void)(ended ? library.CommDestroy(handle_) : library.CommAbort(handle_));
+  release(ended ? library.CommDestroy : library.CommAbort);
+}
+
+void Communicator::release(int (*function)(Comm)) const {
+  std::promise<void> released;
+  std::future<void> done = released.get_future();
+  // tidy: allow(detach) a graph may keep the communicator for long
+  std::thread([function, handle = handle_, ended = std::move(released)]() mutable {
+    (void)function(handle);
+    ended.set_value();
+  }).detach();
+  (void)done.wait_for(std::chrono::nanoseconds(kReleaseTime));
 }
 
 Result<Communicator::Lock> Communicator::lock() {
@@ -119,7 +150,7 @@ Result<> Communicator::status() {
 
 void Communicator::abort() {
   const Lock lock(mutex_);
-  if (!std::exchange(aborted_, true)) (void)library.CommAbort(handle_);
+  if (!std::exchange(aborted_, true)) release(library.CommAbort);
 }
 
 }  // namespace muster::nccl

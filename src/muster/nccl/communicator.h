@@ -1,14 +1,16 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "muster/group/group.h"
 #include "muster/nccl/library.h"
 
 namespace muster::nccl {
 
-/// A communicator of NCCL among the ranks of a group. No call of it blocks for ever. Thread-safe: whoever calls NCCL
+/// A communicator of NCCL among the ranks of a group. Each call has a deadline. Thread-safe: a thread that calls NCCL
 /// with the handle has the lock, so that abort(), which frees the handle, comes before or after.
 class Communicator {
  public:
@@ -19,10 +21,12 @@ class Communicator {
   static constexpr int kRanksPerRoot = 128;
 
   /// Collective over `host`, which carries the ids: no message goes to the store. The error names what NCCL says, or
-  /// that it did not end by the deadline.
-  static Result<std::unique_ptr<Communicator>> form(const Library& library, Group& host, const Deadline& deadline,
-                                                    int ranks_per_root = kRanksPerRoot);
-  /// Ends what is pending.
+  /// that it did not end by the deadline. Ends earlier if `failed`, called again and again, returns an error.
+  static Result<std::unique_ptr<Communicator>> form(const Library& library, Group& host,
+                                                    const std::function<std::optional<Error>()>& failed,
+                                                    const Deadline& deadline, int ranks_per_root = kRanksPerRoot);
+  /// Ends what is pending. NCCL frees a communicator after the last graph that has captured calls of it. So this and
+  /// abort() wait a few seconds for that, and then a thread goes on.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -40,6 +44,7 @@ class Communicator {
 
  private:
   Communicator(const Library& from, Comm made) : library(from), handle_(made) {}
+  void release(int (*function)(Comm)) const;
 
   const Comm handle_;
   std::mutex mutex_;

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "muster/base/hash.h"
 #include "muster/base/process_owned.h"
 #include "muster/group/operations.h"
 #include "muster/group/recorders.h"
@@ -16,6 +18,7 @@
 #include "muster/nccl/collectives.h"
 #include "muster/nccl/communicator.h"
 #include "muster/nccl/in_flight.h"
+#include "muster/nccl/peer_monitor.h"
 
 namespace muster::nccl {
 namespace {
@@ -24,10 +27,6 @@ namespace {
 constexpr Duration kEndTime = 10s;
 /// How long operations in flight may go on after a rank has left.
 constexpr Duration kLeaveGrace = 2s;
-/// Of the first message to each neighbor, and of one that never comes.
-constexpr uint32_t kHelloTag = 0xffff'fff0, kWatchTag = 0xffff'fff1;
-constexpr int kChildren = 4;  ///< of a rank in the tree in which ranks watch each other
-constexpr Duration kWatchTime = std::chrono::hours(24 * 365);
 
 /// A kernel of collectives or of messages, for the flight recorder and for the group's hook.
 struct Launch {
@@ -55,35 +54,20 @@ struct Launch {
 
 class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
  public:
-  NcclGroup(std::shared_ptr<Group> host, std::unique_ptr<Communicator> communicator, std::shared_ptr<Device> device)
+  NcclGroup(std::shared_ptr<Group> host, std::shared_ptr<Device> device)
       : host_(std::move(host)),
-        communicator_(std::move(communicator)),
         device_(std::move(device)),
-        recorders_(host_->membership(), "nccl", host_->id()),
-        in_flight_(
-            std::make_shared<InFlight>([this] { return check(); }, [this](const Error& why) { fail_all(why); })) {}
+        id_(fnv1a(std::array{host_->id()})),
+        recorders_(host_->membership(), "nccl", id_),
+        peers_(host_, id_),
+        in_flight_(std::make_shared<InFlight>([this](InFlight::Load load) { return check(load); },
+                                              [this](const Error& why) { fail_all(why); })) {}
 
-  /// A message from each neighbor in a tree of the ranks, which never comes. It fails when that rank leaves, dies or
-  /// aborts the group. This rank then fails, too, and so the news reaches all. A first message makes the link.
-  Result<> watch_neighbors() {
-    const Rank self = membership().rank;
-    std::vector<Rank> neighbors;
-    if (self > 0) neighbors.push_back((self - 1) / kChildren);
-    for (Rank child = self * kChildren + 1; child <= (self + 1) * kChildren && child < membership().size; ++child) {
-      neighbors.push_back(child);
-    }
-    uint8_t hello = 0;
-    std::vector<Work> begun;
-    for (const Rank rank : neighbors) {
-      begun.push_back(host_->send({&hello, 1, Dtype::kUint8}, rank, kHelloTag, {.async = true}));
-      begun.push_back(host_->receive({&never_, 1, Dtype::kUint8}, rank, kHelloTag, {.async = true}));
-    }
-    for (const Work& each : begun) MUSTER_TRY(each.wait());
-    for (const Rank rank : neighbors) {
-      const CallOptions options{.timeout = kWatchTime, .async = true};
-      watched_.push_back(host_->receive({&never_, 1, Dtype::kUint8}, rank, kWatchTag, options));
-    }
-    return {};
+  /// Must come first. A rank that fails tells the others, so that they do not wait for it.
+  Result<> form() {
+    const Result<> formed = connect();
+    if (!formed) host_->abort(formed.error());
+    return formed;
   }
   ~NcclGroup() override {
     leave();
@@ -107,19 +91,19 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   }
   void leave() override {
     if (inherited()) return;
+    if (left_.exchange(true)) return;
     const bool ended = in_flight_->wait_until_empty(Deadline::after(std::min(timeout(), kEndTime)));
-    const Error left = was_shut_down(membership().name, membership().rank);
-    if (ended && set_closed(left)) {  // peers may still need NCCL's threads: the destructor of the communicator waits
-      in_flight_->fail(left, [] {});
-    } else {
-      in_flight_->fail(left, [&] { close(left); });
-    }
+    // Peers may still need NCCL's threads: the destructor of the communicator waits.
+    const bool abort = !ended || !in_flight_->status();
+    in_flight_->fail(was_shut_down(membership().name, membership().rank), [&] {
+      if (abort) end_kernels();
+    });
     host_->leave();
   }
 
   Result<> status() const override {
-    MUSTER_TRY(status_of_this_rank());
-    const std::optional<Error> why = lost_rank();
+    MUSTER_TRY(in_flight_->status());
+    const std::optional<Error> why = peers_.lost();
     return why && why->code != ErrorCode::kLeft ? tl::unexpected(*why) : Result<>{};
   }
   Result<> wait_for_pending(const Deadline& deadline) override {
@@ -135,12 +119,28 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   Duration timeout() const override { return host_->timeout(); }
   const GroupOptions& options() const override { return host_->options(); }
   const GroupSpec& membership() const override { return host_->membership(); }
-  uint64_t id() const override { return host_->id(); }
+  uint64_t id() const override { return id_; }
   uint64_t sequence() const override { return sequence_; }
   std::string transport() const override { return "nccl"; }
   std::shared_ptr<Arena> arena() const override { return nullptr; }
 
  private:
+  Result<> connect() {
+    const Deadline deadline = Deadline::after(timeout());
+    MUSTER_TRY(peers_.connect());
+    auto made = Library::get().and_then([&](const Library* library) {
+      return Communicator::form(
+          *library, *host_, [this] { return peers_.lost(); }, deadline);
+    });
+    if (!made) {
+      made.error().rank = made.error().rank == kNoRank ? membership().rank : made.error().rank;
+      return tl::unexpected(made.error());
+    }
+    communicator_ = std::move(*made);
+    in_flight_->start();
+    return {};
+  }
+
   Work begin(Operation&& operation, const CallOptions& options) override {
     std::vector<Operation> one;
     one.push_back(std::move(operation));
@@ -170,7 +170,15 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     }
     const bool reports = (kernel->recorder != nullptr || kernel->hook != nullptr) && !device_->capturing();
     auto begins = reports ? device_->record() : nullptr;
-    if (Result<> given = enqueue(*communicator_, membership(), operations, *device_, Deadline::after(limit)); !given) {
+    Result<> given;
+    try {
+      given = enqueue(*communicator_, membership(), operations, *device_, Deadline::after(limit));
+    } catch (...) {  // the device has no memory: the program may try the call again
+      kernel->record_end(muster::fail(ErrorCode::kIo, "the device has failed"));
+      sequence_ -= operations.size();
+      throw;  // tidy: allow(throw) torch's error of Device::allocate()
+    }
+    if (!given) {
       const Error why = given.error().in(describe(kernel->calls));
       kernel->record_end(tl::unexpected(why));
       return tl::unexpected(why);
@@ -234,7 +242,7 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
              uint64_t sequence, std::unique_ptr<Device::Event> begins) {
     if (device_->capturing()) {  // nothing runs: replays have no Work
       kernel->record_end({});
-      in_flight_->watch();
+      captured_ = true;
       return Work(Result<>{}, sequence);
     }
     return in_flight_->add({.work = std::make_shared<Work::State>(),
@@ -247,60 +255,43 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
                            sequence);
   }
 
-  /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed.
+  /// NCCL has not taken the operation. Unless its arguments were wrong, the group has failed, or it failed before and
+  /// that is why.
   Work refuse(const Error& why) {
-    if (why.code != ErrorCode::kUnsupported && why.code != ErrorCode::kInvalidArgument) abort(why);
-    return Work(tl::unexpected(why));
+    if (why.code == ErrorCode::kUnsupported || why.code == ErrorCode::kInvalidArgument) {
+      return Work(tl::unexpected(why));
+    }
+    abort(why);
+    const Result<> failed = in_flight_->status();
+    return Work(tl::unexpected(failed ? why : failed.error().in(why.context)));
   }
 
   /// A rank that has left may have done its part of the next operation: check() gives that operation some time.
   Result<> check_open() {
-    const std::optional<Error> why = lost_rank();
-    if (why && why->code != ErrorCode::kLeft && status_of_this_rank()) abort(*why);
+    const std::optional<Error> why = peers_.lost();
+    if (why && why->code != ErrorCode::kLeft && in_flight_->status()) abort(*why);
     return status();
   }
-  Result<> status_of_this_rank() const {
-    const std::lock_guard lock(mutex_);
-    return closed_ ? tl::unexpected(*closed_) : Result<>{};
-  }
-  /// Why operations in flight will not end, if so. A rank that has left may have done its part before. Only for the
-  /// thread of in_flight_.
-  Result<> check() {
+  /// Why the operations of `load` will not end, if so. One thread at a time may call it.
+  Result<> check(InFlight::Load load) {
     MUSTER_TRY(status());
     MUSTER_TRY(communicator_->status());
-    const std::optional<Error> why = lost_rank();
-    if (!why) return {};
-    if (!left_since_) left_since_ = steady_clock().now();
-    return steady_clock().now() - *left_since_ < kLeaveGrace ? Result<>{} : tl::unexpected(*why);
-  }
-  /// How a neighbor left or died, or why it has aborted the group.
-  std::optional<Error> lost_rank() const {
-    for (const Work& each : watched_) {
-      if (!each.done()) continue;
-      const Result<> result = each.result();
-      Error why = result ? Error{ErrorCode::kProtocol, "a message came that is none of the group's"} : result.error();
-      why.context.clear();  // the message is no call of the program
-      return why;
+    const bool overdue = load == InFlight::Load::kOverdue;
+    if (load != InFlight::Load::kNone || captured_) {
+      const std::optional<Error> left = overdue ? peers_.lost() : peers_.lost_for(kLeaveGrace);
+      if (left) return tl::unexpected(*left);
     }
-    return std::nullopt;
+    return overdue || peers_.asked() ? tl::unexpected(peers_.explain_timeout()) : Result<>{};
   }
 
-  /// Later operations fail. False if they did so before.
-  bool set_closed(const Error& why) {
-    const std::lock_guard lock(mutex_);
-    if (closed_) return false;
-    closed_ = why;
-    return true;
+  /// Returns when they have ended, also if another thread ends them.
+  void end_kernels() {
+    if (communicator_) communicator_->abort();
   }
-  /// The same, and ends the kernels that are pending. Returns when they have ended, also if another thread does it.
-  void close(const Error& why) {
-    (void)set_closed(why);
-    communicator_->abort();
-  }
-  /// Ends the group at all ranks.
+  /// Ends the group at all ranks. Later operations fail, because InFlight::fail() calls this.
   void fail_all(const Error& why) {
     host_->abort(why);
-    close(why);
+    end_kernels();
   }
 
   std::shared_ptr<CompletionHook> hook() const {
@@ -326,28 +317,25 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
   }
 
   const std::shared_ptr<Group> host_;
-  const std::unique_ptr<Communicator> communicator_;
+  std::unique_ptr<Communicator> communicator_;  ///< constant after form(); null if that failed
   const std::shared_ptr<Device> device_;
+  const uint64_t id_;  ///< another one than the host's, which has its own flight recorders
   GroupRecorders recorders_;
+  PeerMonitor peers_;
   std::mutex order_;  ///< of the calls: NCCL's must be in the same order at all ranks
   std::atomic<uint64_t> sequence_ = 0;
-  mutable std::mutex mutex_;  ///< guards closed_ and hook_
-  std::optional<Error> closed_;
+  mutable std::mutex mutex_;  ///< guards hook_
   std::shared_ptr<CompletionHook> hook_;
   const std::shared_ptr<InFlight> in_flight_;
-  uint8_t never_ = 0;
-  std::optional<TimePoint> left_since_;  ///< only for check()
-  std::vector<Work> watched_;            ///< constant once the group is formed
+  std::atomic<bool> captured_ = false;  ///< a graph may run operations at any time
+  std::atomic<bool> left_ = false;      ///< leave() was called
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Group>> form_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device) {
-  MUSTER_ASSIGN(const Library* const library, Library::get());
-  const Deadline deadline = Deadline::after(host->timeout());
-  MUSTER_ASSIGN(auto communicator, Communicator::form(*library, *host, deadline));
-  auto group = std::make_unique<NcclGroup>(std::move(host), std::move(communicator), std::move(device));
-  MUSTER_TRY(group->watch_neighbors());
+  auto group = std::make_unique<NcclGroup>(std::move(host), std::move(device));
+  MUSTER_TRY(group->form());
   return group;
 }
 

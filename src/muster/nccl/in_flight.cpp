@@ -1,9 +1,12 @@
 #include "muster/nccl/in_flight.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
 
+#include "muster/base/log.h"
 #include "muster/base/wait_policy.h"
 
 namespace muster::nccl {
@@ -11,8 +14,8 @@ namespace {
 
 /// How often the thread looks. Threads that wait look all the time.
 constexpr Duration kInterval = 1ms;
-/// The same while it looks for failures only.
-constexpr Duration kWatchInterval = 100ms;
+/// The same while no operation is in flight.
+constexpr Duration kIdleInterval = 100ms;
 /// How long kernels may take to end once they are aborted.
 constexpr Duration kAbortTime = 10s;
 
@@ -30,8 +33,11 @@ bool has_ended(Device::Event& event) {
 
 }  // namespace
 
-InFlight::InFlight(std::function<Result<>()> check, Failed failed)
-    : check_(std::move(check)), failed_(std::move(failed)) {}
+InFlight::InFlight(Check check, Failed failed) : check_(std::move(check)), failed_(std::move(failed)) {}
+
+void InFlight::start() {
+  thread_ = std::thread([this] { run(); });
+}
 
 InFlight::~InFlight() { stop(); }
 
@@ -45,25 +51,15 @@ Work InFlight::add(Entry entry, uint64_t sequence) {
     fail(*why, [&] { failed_(*why); });
     return Work(state, sequence);
   }
-  start_thread();
-  return Work(state, sequence);
-}
-
-void InFlight::watch() {
-  const std::lock_guard lock(mutex_);
-  watching_ = true;
-  start_thread();
-}
-
-void InFlight::start_thread() {
-  if (!thread_.joinable() && !stopping_) thread_ = std::thread([this] { run(); });
   changed_.notify_all();
+  return Work(state, sequence);
 }
 
 void InFlight::fail(const Error& why, const std::function<void()>& end_kernels) {
   std::unique_lock lock(mutex_);
   std::deque<Entry> entries = std::exchange(entries_, {});
   if (!failure_) failure_ = why;
+  const Error first = *failure_;
   ++finishing_;
   lock.unlock();
   end_kernels();
@@ -72,14 +68,23 @@ void InFlight::fail(const Error& why, const std::function<void()>& end_kernels) 
   for (const Entry& each : entries) {
     while (!has_ended(*each.event) && !deadline.passed()) std::this_thread::yield();
   }
-  finish_all(entries, why);
+  finish_all(entries, tl::unexpected(first));
 }
 
-void InFlight::finish_all(std::deque<Entry>& entries, const std::optional<Error>& why) {
+Result<> InFlight::status() const {
+  const std::lock_guard lock(mutex_);
+  return failure_ ? tl::unexpected(*failure_) : Result<>{};
+}
+
+void InFlight::finish_all(std::deque<Entry>& entries, const Result<>& result) {
   for (Entry& entry : entries) {
-    const Result<> result = why ? tl::unexpected(why->in(entry.describe())) : Result<>{};
-    entry.ended(result);
-    for (const auto& callback : entry.work->finish(result)) callback(result);
+    const Result<> own = result ? result : tl::unexpected(result.error().in(entry.describe()));
+    try {
+      entry.ended(own);
+      for (const auto& callback : entry.work->finish(own)) callback(own);
+    } catch (const std::exception& error) {
+      log(LogLevel::kError, fmt::format("a callback of {} failed: {}", entry.describe(), error.what()));
+    }
   }
   const std::lock_guard lock(mutex_);
   --finishing_;
@@ -88,7 +93,7 @@ void InFlight::finish_all(std::deque<Entry>& entries, const std::optional<Error>
 
 bool InFlight::wait_until_empty(const Deadline& deadline) {
   for (;;) {
-    poll();
+    (void)poll();  // the thread finds an error, too
     std::unique_lock lock(mutex_);
     if (entries_.empty() && finishing_ == 0) return true;
     if (deadline.passed()) return false;
@@ -107,17 +112,19 @@ void InFlight::stop() {
   changed_.wait(lock, [this] { return finishing_ == 0; });
 }
 
+/// Also looks for failures: a callback that waits for another operation holds up the thread.
 void InFlight::drive(Work::State& state, const Deadline& deadline) {
   PollWait wait(kMessagePolls);
+  Deadline next_look = Deadline::after(kInterval);
   while (!deadline.passed()) {
-    try {
-      poll();
-    } catch (const std::exception&) {
-      return;  // an error of the device: the other thread finds it, too
-    }
+    (void)poll();
     {
       const std::lock_guard lock(state.mutex);
       if (state.finished) return;
+    }
+    if (next_look.passed()) {
+      look();
+      next_look = Deadline::after(kInterval);
     }
     if (!wait.idle()) spin_pause();
   }
@@ -126,30 +133,41 @@ void InFlight::drive(Work::State& state, const Deadline& deadline) {
 void InFlight::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    if (entries_.empty() && (!watching_ || failure_)) {
+    if (failure_) {
       changed_.wait(lock);
       continue;
     }
     const bool was_empty = entries_.empty();
-    changed_.wait_for(lock, was_empty ? kWatchInterval : kInterval,
+    changed_.wait_for(lock, was_empty ? kIdleInterval : kInterval,
                       [&] { return stopping_ || entries_.empty() != was_empty; });
+    if (stopping_) return;
     lock.unlock();
-    std::optional<Error> why;
-    try {
-      poll();
-      why = find_failure();
-    } catch (const std::exception& error) {
-      why = Error{ErrorCode::kIo, std::string("the device has failed: ") + error.what()};
-    }
-    if (why) fail(*why, [&] { failed_(*why); });
+    look();
     lock.lock();
   }
 }
 
-void InFlight::poll() {
+void InFlight::look() {
+  std::unique_lock only(looking_, std::try_to_lock);
+  if (!only || !status()) return;
+  Result<> found = poll();
+  if (found) found = check_(load());
+  only.unlock();
+  if (!found) fail(found.error(), [&] { failed_(found.error()); });
+}
+
+Result<> InFlight::poll() {
   std::deque<Entry> ended;
-  {
-    const std::lock_guard lock(mutex_);
+  const Result<> device = take_ended(ended);
+  if (!ended.empty()) finish_all(ended, {});
+  return device;
+}
+
+/// Increments finishing_ if it takes one.
+Result<> InFlight::take_ended(std::deque<Entry>& ended) {
+  const std::lock_guard lock(mutex_);
+  Result<> device;
+  try {
     for (Entry& each : entries_) {
       if (each.begins == nullptr) continue;
       if (!each.begins->reached()) break;
@@ -160,23 +178,18 @@ void InFlight::poll() {
       ended.push_back(std::move(entries_.front()));
       entries_.pop_front();
     }
-    if (ended.empty()) return;
-    ++finishing_;
+  } catch (const std::exception& error) {
+    device = muster::fail(ErrorCode::kIo, fmt::format("the device has failed: {}", error.what()));
   }
-  finish_all(ended, std::nullopt);
+  if (!ended.empty()) ++finishing_;
+  return device;
 }
 
-std::optional<Error> InFlight::find_failure() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (entries_.empty() && !watching_) return std::nullopt;
-    const auto first = std::ranges::min_element(entries_, {}, &Entry::deadline);
-    if (first != entries_.end() && steady_clock().now() >= first->deadline) {
-      return Error{ErrorCode::kTimeout, "it has not ended on the device within its timeout"};
-    }
-  }
-  if (const Result<> status = check_(); !status) return status.error();
-  return std::nullopt;
+InFlight::Load InFlight::load() const {
+  const std::lock_guard lock(mutex_);
+  const TimePoint now = steady_clock().now();
+  const bool overdue = std::ranges::any_of(entries_, [&](const Entry& each) { return each.deadline <= now; });
+  return overdue ? Load::kOverdue : entries_.empty() ? Load::kNone : Load::kInTime;
 }
 
 }  // namespace muster::nccl

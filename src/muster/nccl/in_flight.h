@@ -27,19 +27,24 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
     std::unique_ptr<Device::Event> begins;       ///< before the operation in its stream; may be null
     std::function<void()> begun;                 ///< called once the device has passed that event
   };
-  /// Called when an operation has not ended by its deadline, or when `check` has an error. Must end the kernels.
+  enum class Load : uint8_t { kNone, kInTime, kOverdue };  ///< kOverdue: one has not ended by its deadline
+  /// Why the operations in flight will not end, if so. There must be an error if one is overdue. Called again and
+  /// again.
+  using Check = std::function<Result<>(Load load)>;
+  /// Called with the error of the check. Must end the kernels.
   using Failed = std::function<void(const Error& why)>;
 
-  /// `check`: why the operations in flight will not end, if so.
-  InFlight(std::function<Result<>()> check, Failed failed);
+  /// start() must come next.
+  InFlight(Check check, Failed failed);
+  void start();
   ~InFlight() override;
 
   Work add(Entry entry, uint64_t sequence);
-  /// Finishes all operations with `why`, also later ones, after end_kernels() and the end of the kernels that it
-  /// aborts: until then they may use the memory. An operation whose kernel ends in end_kernels() has failed, too.
+  /// Fails all operations, also later ones. First it calls end_kernels() and waits for the kernels, because they use
+  /// the memory. An operation whose kernel ends meanwhile has failed, too. All errors are that of the first call.
   void fail(const Error& why, const std::function<void()>& end_kernels);
-  /// From now on, failures are looked for also when no operation is in flight: a graph may run operations again.
-  void watch();
+  /// The error of the first fail().
+  Result<> status() const;
   bool wait_until_empty(const Deadline& deadline);
   /// Ends the thread, and waits for those that finish operations now. Not from a callback of a Work.
   void stop();
@@ -48,23 +53,26 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
   void drive(Work::State& state, const Deadline& deadline) override;
 
  private:
-  void start_thread();
   void run();
-  void poll();
+  /// Finishes the operations that have ended. The error is that of the device.
+  Result<> poll();
+  Result<> take_ended(std::deque<Entry>& ended);
+  /// poll(), and fails the operations if there is a reason to.
+  void look();
   /// Finishes operations that were taken out of entries_. The caller has incremented finishing_.
-  void finish_all(std::deque<Entry>& entries, const std::optional<Error>& why);
-  std::optional<Error> find_failure();
+  void finish_all(std::deque<Entry>& entries, const Result<>& result);
+  Load load() const;
 
-  const std::function<Result<>()> check_;
+  const Check check_;
   const Failed failed_;
-  std::mutex mutex_;  ///< guards all fields below
+  std::mutex looking_;        ///< held by the one thread that calls check_
+  mutable std::mutex mutex_;  ///< guards all fields below
   std::condition_variable changed_;
   std::deque<Entry> entries_;
   std::optional<Error> failure_;  ///< the first argument of fail()
   int finishing_ = 0;             ///< threads in finish_all()
-  bool watching_ = false;         ///< watch() was called
   bool stopping_ = false;
-  std::thread thread_;  ///< started with the first operation, or by watch()
+  std::thread thread_;
 };
 
 }  // namespace muster::nccl

@@ -9,7 +9,7 @@ namespace muster::nccl {
 namespace {
 
 constexpr const char* kName = "libnccl.so.2";
-constexpr int kOldest = 22100;
+constexpr int kMinVersion = 22100;
 
 std::string version_name(int code) { return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100); }
 
@@ -41,11 +41,11 @@ Result<> Library::load(const std::string& file, void* loaded) {
   if (GetVersion == nullptr || GetVersion(&code) != kSuccess) {
     return fail(ErrorCode::kUnsupported, fmt::format("{} is not NCCL: it has no version", file));
   }
-  if (code < kOldest) {
+  if (code < kMinVersion) {
     return fail(ErrorCode::kUnsupported, fmt::format("{} is NCCL {}; muster needs {} or newer", file,
-                                                     version_name(code), version_name(kOldest)));
+                                                     version_name(code), version_name(kMinVersion)));
   }
-  version_ = "NCCL " + version_name(code);
+  version_ = fmt::format("NCCL {}, {}", version_name(code), file);
   std::string missing;
 #define MUSTER_NCCL_FUNCTION(name)                                      \
   name = reinterpret_cast<decltype(name)>(dlsym(loaded, "nccl" #name)); \
@@ -73,7 +73,7 @@ Result<> Library::load(const std::string& file, void* loaded) {
   CommInitRankScalable =  // since 2.23
       reinterpret_cast<decltype(CommInitRankScalable)>(dlsym(loaded, "ncclCommInitRankScalable"));
   if (missing.empty()) return {};
-  return fail(ErrorCode::kUnsupported, fmt::format("{} ({}) has no {}", file, version_, missing));
+  return fail(ErrorCode::kUnsupported, fmt::format("{} has no {}", version_, missing));
 }
 
 Result<> Library::check(int code, const char* call, Comm comm) const {

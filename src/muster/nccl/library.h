@@ -67,7 +67,7 @@ class Library : public Functions {
   /// already, as torch does, or libnccl.so.2. kUnavailable says what was tried. Thread-safe.
   static Result<const Library*> get();
 
-  /// "NCCL 2.27.3".
+  /// "NCCL 2.27.3, libnccl.so.2".
   const std::string& version() const { return version_; }
   /// Turns a return code into an error that names the call. In progress is no error.
   Result<> check(int code, const char* call, Comm comm = nullptr) const;

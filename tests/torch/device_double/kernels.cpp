@@ -131,6 +131,7 @@ TORCH_LIBRARY(muster_device_double, library) {
     int (*const function)() = []() -> int { return current_stream(c10::Device(kType)).device_index(); };
     return static_cast<int64_t>(reinterpret_cast<intptr_t>(function));
   });
+  library.def("used_bytes() -> int", [] { return static_cast<int64_t>(used_bytes()); });
   library.def("set_copy_rate(int bytes_per_second) -> ()", [](int64_t rate) { copy_rate = rate; });
 }
 

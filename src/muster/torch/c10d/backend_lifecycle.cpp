@@ -38,8 +38,8 @@ void ProcessGroupMuster::abort() {
 }
 
 void ProcessGroupMuster::abort_groups(const Error& why) {
-  group_->abort(why);  // first: a group on the device that is being formed looks at it
-  if (Group* const on_device = device_group_->formed()) on_device->abort(why);
+  group_->abort(why);
+  device_group_->abort(why);
 }
 
 void ProcessGroupMuster::shutdown() {
@@ -111,6 +111,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::shrink(const std::vector<i
                                                              const c10::intrusive_ptr<Options>& options) {
   constexpr int kAbort = 1;  // torch.distributed.SHRINK_ABORT
   const Milliseconds timeout = timeout_of(options);
+  if ((flags & kAbort) != 0) device_group_->abort({ErrorCode::kAborted, "the group is shrunk", rank_});
   auto store = value_or_throw(store_->clone());
   auto group = group_->shrink(*store, std::vector<Rank>(excluded.begin(), excluded.end()), (flags & kAbort) != 0);
   return wrap_child_group(std::move(store), std::move(group), timeout);

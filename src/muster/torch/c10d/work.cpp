@@ -58,6 +58,18 @@ struct CompletionContext {
   std::atomic<size_t> running;
 };
 
+/// A c10d::WorkResult.
+int64_t work_result_of(const std::exception_ptr& failure) {
+  if (!failure) return static_cast<int64_t>(c10d::WorkResult::SUCCESS);
+  try {
+    std::rethrow_exception(failure);
+  } catch (const ErrorException& exception) {
+    if (exception.error().code == ErrorCode::kTimeout) return static_cast<int64_t>(c10d::WorkResult::TIMEOUT);
+  } catch (...) {  // such as a failure to copy the results back
+  }
+  return static_cast<int64_t>(c10d::WorkResult::COMM_ERROR);
+}
+
 bool profiled() { return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value(); }
 
 }  // namespace
@@ -158,6 +170,7 @@ void TensorWork::complete() {
   if (completing_.exchange(true)) return;
   const std::exception_ptr exception = finish_result();
   ended_ = steady_clock().now();
+  if (exception && stream_) request_.record_on(*stream_);  // what the stream still does may use the memory
   request_.release();
   std::optional<PendingWorks::InFlightGuard> in_flight;
   if (pending_->has_hook()) in_flight.emplace(pending_);
@@ -167,11 +180,12 @@ void TensorWork::complete() {
 
 void TensorWork::publish(const std::exception_ptr& exception) {
   finish(exception);
-  {
-    const std::lock_guard lock(mutex_);
-    if (!future_ || std::exchange(future_completed_, true)) return;
-  }
-  complete_future();
+  std::unique_lock lock(mutex_);
+  const auto result = future_result_;
+  const bool completes = future_ && !std::exchange(future_completed_, true);
+  lock.unlock();
+  if (result && !result->completed()) result->markCompleted(work_result_of(exception));
+  if (completes) complete_future(exception);
 }
 
 void TensorWork::cancel(const Error& why) {
@@ -213,49 +227,32 @@ bool TensorWork::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFuture() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!future_) {
-      const std::vector<c10::Device> devices = stream_ ? std::vector{stream_->device()} : std::vector<c10::Device>{};
-      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
-    }
-    if (!(completed_ || stream_) || std::exchange(future_completed_, true)) return future_;
+  std::unique_lock lock(mutex_);
+  if (!future_) {
+    const std::vector<c10::Device> devices = stream_ ? std::vector{stream_->device()} : std::vector<c10::Device>{};
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
   }
-  complete_future();
+  if (!(completed_ || stream_) || std::exchange(future_completed_, true)) return future_;
+  const std::exception_ptr exception = exception_;
+  lock.unlock();
+  complete_future(exception);
   return future_;
 }
 
-namespace {
-
-c10d::WorkResult work_result_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const ErrorException& exception) {
-    if (exception.error().code == ErrorCode::kTimeout) return c10d::WorkResult::TIMEOUT;
-  } catch (...) {  // such as a failure to copy the results back
-  }
-  return c10d::WorkResult::COMM_ERROR;
-}
-
-}  // namespace
-
 c10::intrusive_ptr<c10::ivalue::Future> TensorWork::getFutureResult() {
-  auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-  getFuture()->addCallback([result](c10::ivalue::Future& future) {
-    result->markCompleted(
-        static_cast<int64_t>(future.hasError() ? work_result_of(future.exception_ptr()) : c10d::WorkResult::SUCCESS));
-  });
-  return result;
+  const std::lock_guard lock(mutex_);
+  if (!future_result_) {
+    future_result_ = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    if (completed_) future_result_->markCompleted(work_result_of(exception_));
+  }
+  return future_result_;
 }
 
-void TensorWork::complete_future() {
-  if (exception_) {
-    future_->setError(exception_);
-  } else {
-    std::optional<StreamScope> results;  // what uses the value waits for this stream
-    if (stream_) results.emplace(*stream_);
-    future_->markCompleted(c10::IValue(request_.outputs));
-  }
+void TensorWork::complete_future(const std::exception_ptr& exception) {
+  if (exception) return future_->setError(exception);
+  std::optional<StreamScope> results;  // what uses the value waits for this stream
+  if (stream_) results.emplace(*stream_);
+  future_->markCompleted(c10::IValue(request_.outputs));
 }
 
 int TensorWork::sourceRank() const { return parts_.empty() ? kNoRank : parts_.front().source(); }

@@ -80,7 +80,8 @@ class TensorWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return request_.outputs; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  /// A c10d::WorkResult as an integer: TIMEOUT if a deadline passed, COMM_ERROR for other failures. Never fails.
+  /// A c10d::WorkResult as an integer, once the operation has ended: TIMEOUT if a deadline passed, COMM_ERROR for other
+  /// failures. Never fails.
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
   uint64_t getSequencenumber() const override { return sequence_; }
   /// The rank that a receive from any rank got its message from, once it is done.
@@ -93,7 +94,7 @@ class TensorWork final : public c10d::Work {
   void complete();
   std::exception_ptr finish_result();
   void publish(const std::exception_ptr& exception);
-  void complete_future();
+  void complete_future(const std::exception_ptr& exception);
 
   TensorRequest request_;
   std::optional<c10::Stream> stream_;    ///< of a request on a device; constant after launch()
@@ -113,6 +114,7 @@ class TensorWork final : public c10d::Work {
   // Guarded by the base's mutex_.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   bool future_completed_ = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future_result_;
 };
 
 /// A profiler event "muster:..." for a call that runs in the caller's thread. Costs almost nothing without a profiler.

@@ -53,77 +53,72 @@ class TorchDevice final : public nccl::Device {
   const c10::Device device_;
 };
 
-bool is_asked_for() {
-  const char* const library = std::getenv("MUSTER_NCCL_LIBRARY");
-  return library != nullptr && *library != '\0';
+Result<std::unique_ptr<Group>> form_over_nccl(std::shared_ptr<Group> links, c10::Device device) {
+  const c10::DeviceGuard here(device);  // NCCL takes the thread's current device
+  return nccl::form_group(std::move(links), std::make_shared<TorchDevice>(device));
 }
-
-bool has_library() {
-  const auto library = nccl::Library::get();
-  if (!library) log(LogLevel::kWarning, "tensors on a device go through the host: " + library.error().to_string());
-  return library.has_value();
-}
-#endif
-
-#if MUSTER_TORCH_HAS_NATIVE_STREAMS
-Result<std::unique_ptr<Group>> form_over_nccl(Group& host, c10::Device device) {
-  MUSTER_ASSIGN(std::unique_ptr<Group> own, host.duplicate("device"));
-  return nccl::form_group(std::move(own), std::make_shared<TorchDevice>(device));
+#else
+Result<std::unique_ptr<Group>> form_over_nccl(std::shared_ptr<Group>, c10::Device) {
+  return fail(ErrorCode::kUnsupported,
+              "MUSTER_NCCL_LIBRARY needs torch 2.13 or newer; without the variable, tensors on a device go through the "
+              "host");
 }
 #endif
-
-/// Collective over `host`, if NCCL is asked for: at all ranks, or at none.
-std::unique_ptr<DeviceGroup> form_device_group(Group& host, c10::Device device) {
-#if MUSTER_TORCH_HAS_NATIVE_STREAMS
-  if (!is_asked_for()) return nullptr;
-  uint8_t usable = has_library() ? 1 : 0;
-  value_or_throw(host.all_reduce({&usable, 1, Dtype::kUint8}, ReduceOp::kMin).wait());
-  if (usable != 0) {
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    const c10::DeviceGuard here(device);  // NCCL takes the thread's current device
-    const bool is_first = host.membership().rank == 0;
-    auto group = form_over_nccl(host, device);
-    uint8_t formed = group ? 1 : 0;  // all ranks have the group, or none
-    const Result<> agreed = host.all_reduce({&formed, 1, Dtype::kUint8}, ReduceOp::kMin).wait();
-    if (!group) throw_error(group.error());
-    value_or_throw(agreed);
-    if (formed == 0) throw_error({ErrorCode::kUnavailable, "another rank could not form the group over NCCL"});
-    if (is_first) log(LogLevel::kInfo, c10::str("collectives of tensors on ", device.type(), " run over NCCL"));
-    return std::make_unique<DeviceGroup>(DeviceGroup{std::move(*group), guard.getStreamFromGlobalPool(device)});
-  }
-#endif
-  (void)host;
-  (void)device;
-  return nullptr;
-}
 
 }  // namespace
 
 DeviceGroup* LazyDeviceGroup::for_device(c10::Device device) {
   const GilRelease no_gil;
   const std::lock_guard forming(forming_);
-  if (group_) return group_->get();
-  if (is_capturing(device)) {
-    throw_error({ErrorCode::kInvalidArgument,
-                 "the first call with tensors on a device connects the ranks, which a graph cannot capture: make one "
-                 "before the capture"});
+  if (!group_) {
+    if (is_capturing(device)) {
+      throw_error({ErrorCode::kInvalidArgument,
+                   "the first call with tensors on a device connects the ranks, which a graph cannot capture: make one "
+                   "before the capture"});
+    }
+    auto formed = form(device);
+    const std::lock_guard lock(mutex_);
+    group_ = std::move(formed);
   }
-  auto formed = form_device_group(host_, device);
-  const std::lock_guard lock(mutex_);
-  group_ = std::move(formed);
-  // The group of the host may have been aborted meanwhile.
-  if (const Result<> open = host_.status(); !open && *group_) (*group_)->group->abort(open.error());
-  return group_->get();
+  if (!*group_) throw_error(group_->error());
+  return group_->value().get();
+}
+
+/// Collective over the host's group, if NCCL is asked for.
+Result<std::unique_ptr<DeviceGroup>> LazyDeviceGroup::form(c10::Device device) {
+  const char* const library = std::getenv("MUSTER_NCCL_LIBRARY");
+  if (library == nullptr || *library == '\0') return nullptr;
+  MUSTER_ASSIGN(std::shared_ptr<Group> links, host_.duplicate("device"));
+  {
+    const std::lock_guard lock(mutex_);
+    links_ = links;
+  }
+  MUSTER_TRY(host_.status());  // it may have been aborted meanwhile
+  MUSTER_ASSIGN(std::unique_ptr<Group> group, form_over_nccl(std::move(links), device));
+  if (host_.membership().rank == 0) {
+    log(LogLevel::kInfo, c10::str("collectives of tensors on ", device.type(), " run over NCCL"));
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return std::make_unique<DeviceGroup>(DeviceGroup{std::move(group), guard.getStreamFromGlobalPool(device)});
 }
 
 Group* LazyDeviceGroup::formed() const {
   const std::lock_guard lock(mutex_);
-  return group_ && *group_ ? (*group_)->group.get() : nullptr;
+  const DeviceGroup* const there = group_ && *group_ ? group_->value().get() : nullptr;
+  return there != nullptr ? there->group.get() : nullptr;
+}
+
+void LazyDeviceGroup::abort(const Error& why) {
+  if (Group* const group = formed()) return group->abort(why);
+  std::unique_lock lock(mutex_);
+  const std::shared_ptr<Group> links = links_.lock();
+  lock.unlock();
+  if (links) links->abort(why);
 }
 
 std::unique_ptr<DeviceGroup> LazyDeviceGroup::release() {
   const std::lock_guard lock(mutex_);
-  return group_ ? std::move(*group_) : nullptr;
+  return group_ && *group_ ? std::move(group_->value()) : nullptr;
 }
 
 }  // namespace muster

@@ -24,20 +24,25 @@ class LazyDeviceGroup {
   explicit LazyDeviceGroup(Group& host) : host_(host) {}
 
   /// The first call forms the group by collectives of the host's group. So all ranks must make it, in the same order as
-  /// their other calls. Null unless MUSTER_NCCL_LIBRARY names a library that can be loaded at all ranks: then tensors
-  /// on a device go through the host. The variable must be set at all ranks or at none. Throws at all ranks if NCCL
-  /// fails at one of them, as it does for two ranks on one GPU.
+  /// their other calls. Null without MUSTER_NCCL_LIBRARY: then tensors on a device go through the host. The variable
+  /// must be set at all ranks or at none. If a rank cannot form the group, as two ranks on one GPU cannot, all ranks
+  /// get its error, from this call or the next one. Each further call throws it again.
   DeviceGroup* for_device(c10::Device device);
   /// Null if it has not been formed. Does not wait while another thread forms it.
   Group* formed() const;
+  /// Ends the operations that are pending, and ends the forming.
+  void abort(const Error& why);
   /// For the owner that destroys it; may be null.
   std::unique_ptr<DeviceGroup> release();
 
  private:
+  Result<std::unique_ptr<DeviceGroup>> form(c10::Device device);
+
   Group& host_;
   std::mutex forming_;
-  mutable std::mutex mutex_;  ///< guards the next field, which changes only while `forming_` is held, too
-  std::optional<std::unique_ptr<DeviceGroup>> group_;  ///< empty until the first tensor on a device
+  mutable std::mutex mutex_;    ///< guards the next fields. group_ changes only while `forming_` is held, too
+  std::weak_ptr<Group> links_;  ///< the host's group of the group on the device
+  std::optional<Result<std::unique_ptr<DeviceGroup>>> group_;  ///< empty until the first tensor on a device
 };
 
 }  // namespace muster
