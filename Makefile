@@ -5,7 +5,7 @@
 # make asan, make tsan   the core's tests under sanitizers, with TORCH=ON muster::torch's too (slow)
 # make non-unity   all sources and tests compiled one by one, because a unity build hides missing includes (slow)
 # make tidy    clang-tidy over the core (slow)
-# make gpu     the tests of tensors on a device, on a GPU, with NCCL. Needs torch with CUDA
+# make gpu     the tests of tensors on a device, on a GPU, with NCCL, and its times beside torch's. Needs torch with CUDA
 # make arm64   the core's tests for arm64, cross-compiled and run under qemu-user (Debian)
 # make peer    PyTorch's own tests of c10d and DDP, all of them, over muster, at 2 and at 4 ranks
 # make matrix  make test and make peer with each supported release of torch, and a build with the oldest: hours; .ci/weekly
@@ -102,7 +102,8 @@ arm64: setup
 
 gpu: build
 	@MUSTER_TEST_DEVICE=cuda $(STAGE) gpu --summary '(passed|skipped).* in ' -- python3 -m pytest -rs tests/python/test_devices.py $(PYTEST)
-	MUSTER_TEST_DEVICE=cuda muster run --nproc-per-node 2 tests/python/device_bench.py
+	@for part in staged "calls --ranks 1" calls start; do \
+	  MUSTER_TEST_DEVICE=cuda python3 tests/python/device_bench.py $$part || exit 1; done
 
 peer: build
 	@for ranks in 2 4; do MUSTER_PEER=all MUSTER_PEER_RANKS=$$ranks $(STAGE) "peer, $$ranks ranks" \

@@ -72,7 +72,7 @@ std::atomic<int> next_kernel = 0;  ///< 1: hangs; 2: and has an error
 std::atomic<int> kernels = 0;
 std::atomic<int> aborts = 0;
 std::atomic<int> failing_rank = -1, hanging_rank = -1;  ///< in the start of communicators
-std::atomic<int> roots = 0;  ///< of the last communicator with several
+std::atomic<int> roots = 0;                             ///< of the last communicator with several
 
 double value_of(const void* number, Dtype dtype) {
   if (dtype == Dtype::kFloat64) return *static_cast<const double*>(number);

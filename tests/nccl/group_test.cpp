@@ -289,6 +289,7 @@ TEST(NcclGroup, AGroupThatIsLeftAbortsNothing) {
 
 TEST(NcclGroup, AGraphMayOutliveItsGroup) {
   const auto store = memory_store();
+  std::latch both_have_captured(2);
   test::run_ranks(2, [&](Rank rank) {
     const auto handle = store->clone();
     auto group = form(**handle, rank, 2);
@@ -297,6 +298,7 @@ TEST(NcclGroup, AGraphMayOutliveItsGroup) {
     graph.begin(current());
     EXPECT_TRUE(group->all_reduce(view(data), ReduceOp::kSum).wait());
     graph.end();
+    both_have_captured.arrive_and_wait();
     group->abort({ErrorCode::kAborted, "by the test"});
     EXPECT_FALSE(group->barrier().wait());
     group.reset();

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel.distributed import _MixedPrecision
 
 import muster
 
@@ -60,6 +61,9 @@ def ddp(rank: int) -> None:
         {"static_graph": True},
     ):
         check_training(muster.nn.DistributedDataParallel, **options)
+    low = _MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16)
+    check_training(muster.nn.DistributedDataParallel, torch.float16, mixed_precision=low)
+    reductions_begin_during_backward()
     device_double.set_kernel_delay(DELAY)
     check_training(muster.nn.DistributedDataParallel)
     device_double.set_kernel_delay(0)
@@ -85,6 +89,26 @@ def ddp(rank: int) -> None:
         check_training(with_hook(hook), torch.float32 if exact else torch.float16)
         check_training(with_hook(hook, bucket_cap_mb=0.0001), torch.float32 if exact else torch.float16)
     device_double.set_kernel_delay(0)
+
+
+def reductions_begin_during_backward() -> None:
+    model = two_layers().to(device_double.DEVICE)
+    wrapped = muster.nn.DistributedDataParallel(model, bucket_cap_mb=0.0001)
+    inputs = torch.ones(4, 8, device=device_double.DEVICE)
+
+    def reductions() -> int:
+        return sum(
+            operation["operation"] == "all_reduce" for group in muster.dump() for operation in group["operations"]
+        )
+
+    begun = []
+    for _ in range(2):  # the first backward finds the order of the gradients
+        loss = wrapped(inputs).sum()
+        before = reductions()
+        hook = next(model.parameters()).register_hook(lambda _: begun.append(reductions() - before))  # noqa: B023
+        loss.backward()
+        hook.remove()
+    assert begun[1] > 0, "the last layer's bucket waits for the gradients of the first layer"
 
 
 def sharded(rank: int) -> None:

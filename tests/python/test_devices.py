@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -79,6 +80,26 @@ def test_tensors_go_over_nccl(function: str, nccl: str, built_programs: Path) ->
 def test_failures_of_nccl(function: str, nccl: str, built_programs: Path) -> None:
     done = run(function, nccl)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Of a rank that runs the example on the device of the tests.
+EXAMPLE = """
+import runpy, sys, device_double
+device_double.load()
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def test_the_example_goes_on_after_the_death_of_a_rank(root: Path, built_programs: Path, tmp_path: Path) -> None:
+    job = ["muster", "run", "--nproc-per-node", "2", "--max-restarts", "1", "-c", EXAMPLE]
+    example = [root / "examples/python/gpus.py", "--checkpoint", tmp_path, "--fail-at", "2"]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROGRAM.parent)}
+    done = subprocess.run([*job, *map(str, example)], env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"begins after epoch (\d)", done.stdout) == ["0", "2"], done.stdout
+    accuracy = re.search(r"epoch 4: accuracy ([\d.]+)%", done.stdout)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 90
 
 
 @pytest.mark.skipif(not hasattr(torch.distributed, "_reconfigure"), reason="torch has it from 2.14 on")

@@ -228,7 +228,7 @@ dist.init_process_group("muster-mpi")
 rank = dist.get_rank()
 dist.destroy_process_group()
 if rank == 0:
-    time.sleep(12)
+    time.sleep(12)  # tidy: allow(sleep) it works, and no call waits for it
     print("saved a checkpoint")
 """
 
