@@ -34,7 +34,7 @@ def create(options: _DistributedBackendOptions, given: object = None) -> Backend
     position = _C.mpi_position()
     members = list(options.global_ranks_in_group)
     if not members:
-        _check_place(options.group_rank, options.group_size, position)
+        _check_rank_and_size(options.group_rank, options.group_size, position)
         members = list(range(options.group_size))
     if members[options.group_rank] != position[0]:
         raise ValueError(
@@ -50,14 +50,14 @@ def rendezvous(url: str, timeout: timedelta = default_pg_timeout, **_: Any) -> I
     """A handler for torch.distributed.register_rendezvous_handler()."""
     rank, size, library = _C.mpi_position()
     given = dict(parse_qsl(urlsplit(url).query))
-    _check_place(int(given.get("rank", rank)), int(given.get("world_size", size)), (rank, size, library))
+    _check_rank_and_size(int(given.get("rank", rank)), int(given.get("world_size", size)), (rank, size, library))
     for name, value in _C.mpi_job_environment(timeout).items():
         os.environ.setdefault(name, value)
     yield _store.store(timeout=timeout), rank, size
     raise RuntimeError("the ranks of MPI do not change: call init_process_group() again")
 
 
-def _check_place(rank: int, size: int, position: tuple[int, int, str]) -> None:
+def _check_rank_and_size(rank: int, size: int, position: tuple[int, int, str]) -> None:
     own_rank, own_size, library = position
     if (rank, size) != (own_rank, own_size):
         raise ValueError(

@@ -16,8 +16,11 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from muster.bench.collectives import time_row
@@ -25,6 +28,7 @@ from muster.bench.jobs import MPIS
 from muster.bench.report import BenchFailedError, Row
 
 _LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}  # as mpi4py looks for them
+_DEBIANS_MPICH = Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or "", "libmpich.so.12")
 OPS = ("all_reduce", "broadcast", "all_gather", "all_to_all", "barrier")
 
 
@@ -36,7 +40,9 @@ def rows(mpi: str, ranks: int, ops: list[str], sizes: list[int], quick: bool, ti
     environment = {**os.environ, **dict.fromkeys(allowed, "1")}
     command = [f"mpirun.{mpi}", "-n", str(ranks), sys.executable, *words]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+        with _libraries_with_the_names_of_mpi4py() as directory:
+            environment["LD_LIBRARY_PATH"] = os.pathsep.join([directory, os.environ.get("LD_LIBRARY_PATH", "")])
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         raise BenchFailedError(f"{' '.join(command)} takes longer than {timeout:g} s") from None
     if done.returncode != 0:
@@ -50,11 +56,24 @@ def rows(mpi: str, ranks: int, ops: list[str], sizes: list[int], quick: bool, ti
         yield time_row(f"mpi-python-{mpi}", result["op"], ranks, result["bytes"], microseconds, "mpi4py", peer)
 
 
+@contextlib.contextmanager
+def _libraries_with_the_names_of_mpi4py() -> Iterator[str]:
+    """A directory for LD_LIBRARY_PATH. Debian gives MPICH another name."""
+    with tempfile.TemporaryDirectory() as directory:
+        if _DEBIANS_MPICH.exists():
+            Path(directory, _LIBRARIES["mpich"]).symlink_to(_DEBIANS_MPICH)
+        yield directory
+
+
 def available(mpi: str) -> bool:
-    """True if mpirun and a library that mpi4py finds are installed. Debian's MPICH has another name."""
+    """True if mpirun and a library that mpi4py finds are installed."""
+    if shutil.which(f"mpirun.{mpi}") is None:
+        return False
+    if mpi == "mpich" and _DEBIANS_MPICH.exists():
+        return True
     with contextlib.suppress(OSError):
         ctypes.CDLL(_LIBRARIES[mpi], mode=ctypes.RTLD_GLOBAL)
-        return shutil.which(f"mpirun.{mpi}") is not None
+        return True
     return False
 
 

@@ -235,8 +235,8 @@ Result<std::unique_ptr<Group>> form_group(const std::vector<Rank>& world_ranks, 
                                           const GroupOptions& options) {
   MUSTER_ASSIGN(const World* const world, World::get());
   MUSTER_TRY(check_members(*world, world_ranks));
-  const auto place = std::ranges::find(world_ranks, world->rank) - world_ranks.begin();
-  const GroupSpec spec{static_cast<Rank>(place), static_cast<int>(world_ranks.size()), name, 0};
+  const auto rank = std::ranges::find(world_ranks, world->rank) - world_ranks.begin();
+  const GroupSpec spec{static_cast<Rank>(rank), static_cast<int>(world_ranks.size()), name, 0};
   Watchdog watchdog(*world);
   const auto describe = [&] { return fmt::format("forming group \"{}\" over {}", name, world->mpi.version()); };
   const Watchdog::Guard guard(watchdog, options.timeout, describe);

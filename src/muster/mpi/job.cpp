@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "muster/base/bytes.h"
+#include "muster/base/environment.h"
 #include "muster/base/host_name.h"
 #include "muster/base/random.h"
 #include "muster/io/host_identity.h"
 #include "muster/io/outward_address.h"
-#include "muster/mpi/environment.h"
 #include "muster/mpi/watchdog.h"
 #include "muster/mpi/world.h"
 #include "muster/store/server/server.h"
@@ -26,8 +26,6 @@ using Variables = std::map<std::string, std::string>;
 /// What rank 0 tells the others: "host port torch_port secret", "-" if it has a store already, or "!" and an error.
 constexpr size_t kMessageBytes = 512;
 constexpr size_t kSecretBytes = 32;
-
-bool is_set(const char* variable) { return !environment(variable).empty(); }
 
 /// Serves until all ranks have ended: World::after_finalize() runs later than the destructors of static objects.
 std::unique_ptr<StoreServer>& server() {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "muster/mpi/environment.h"
-#include "muster/mpi/job_ranks.h"
+#include "muster/base/environment.h"
+#include "muster/mpi/bootstrap/job_ranks.h"
 
 namespace muster::mpi {
 namespace {

@@ -24,8 +24,8 @@
 #include "muster/base/log.h"
 #include "muster/base/random.h"
 #include "muster/io/fd.h"
-#include "muster/mpi/job_ranks.h"
-#include "muster/mpi/pmix_abi.h"
+#include "muster/mpi/bootstrap/job_ranks.h"
+#include "muster/mpi/bootstrap/pmix_abi.h"
 
 namespace muster::mpi {
 namespace {
@@ -35,7 +35,7 @@ using pmix::Type;
 constexpr unsigned kFinalizeSeconds = 5;
 
 /// What PMIx is told about the job, with the memory of its texts and lists.
-class Facts {
+class InfoList {
  public:
   void add(const char* key, std::string text) {
     texts_.push_back(std::move(text));
@@ -45,7 +45,7 @@ class Facts {
   void add(const char* key, uint32_t number, Type type = Type::kUint32) {
     append(key, {.type = type, .uint32 = number});
   }
-  void add(const char* key, Facts list) {
+  void add(const char* key, InfoList list) {
     lists_.push_back(std::move(list));
     std::vector<pmix::Info>& infos = lists_.back().infos_;
     arrays_.push_back({Type::kInfo, infos.size(), infos.data()});
@@ -64,7 +64,7 @@ class Facts {
 
   std::vector<pmix::Info> infos_;
   std::list<std::string> texts_;
-  std::list<Facts> lists_;
+  std::list<InfoList> lists_;
   std::list<pmix::DataArray> arrays_;
 };
 
@@ -72,7 +72,7 @@ class Facts {
 struct Hosts {
   std::vector<std::vector<int>> ranks_of_host;
   std::vector<std::string> names;  ///< all different
-  std::vector<size_t> host_of_rank, place_on_host;
+  std::vector<size_t> host_of_rank, host_local_rank;
 
   explicit Hosts(const std::vector<JobRank>& ranks) {
     std::vector<std::string> known;
@@ -86,38 +86,38 @@ struct Hosts {
         ranks_of_host.emplace_back();
       }
       host_of_rank.push_back(host);
-      place_on_host.push_back(ranks_of_host[host].size());
+      host_local_rank.push_back(ranks_of_host[host].size());
       ranks_of_host[host].push_back(static_cast<int>(rank));
     }
   }
 };
 
-Facts facts_of(const Hosts& hosts, size_t own_host, const std::string& nspace, const std::string& folder) {
+InfoList job_infos(const Hosts& hosts, size_t own_host, const std::string& nspace, const std::string& directory) {
   std::vector<std::string> ranks;
   for (const auto& each : hosts.ranks_of_host) ranks.push_back(fmt::format("{}", fmt::join(each, ",")));
   const auto size = static_cast<uint32_t>(hosts.host_of_rank.size());
   const auto local_size = static_cast<uint32_t>(hosts.ranks_of_host[own_host].size());
-  Facts facts;
-  facts.add("pmix.nmap", fmt::format("{}", fmt::join(hosts.names, ",")));
-  facts.add("pmix.pmap", fmt::format("{}", fmt::join(ranks, ";")));
-  facts.add("pmix.jobid", nspace);
-  for (const char* key : {"pmix.tmpdir", "pmix.nsdir", "pmix.pdir"}) facts.add(key, folder);
-  for (const char* key : {"pmix.univ.size", "pmix.job.size", "pmix.app.size", "pmix.max.size"}) facts.add(key, size);
-  for (const char* key : {"pmix.local.size", "pmix.node.size"}) facts.add(key, local_size);
-  facts.add("pmix.num.nodes", static_cast<uint32_t>(hosts.names.size()));
-  facts.add("pmix.lpeers", ranks[own_host]);
+  InfoList infos;
+  infos.add("pmix.nmap", fmt::format("{}", fmt::join(hosts.names, ",")));
+  infos.add("pmix.pmap", fmt::format("{}", fmt::join(ranks, ";")));
+  infos.add("pmix.jobid", nspace);
+  for (const char* key : {"pmix.tmpdir", "pmix.nsdir", "pmix.pdir"}) infos.add(key, directory);
+  for (const char* key : {"pmix.univ.size", "pmix.job.size", "pmix.app.size", "pmix.max.size"}) infos.add(key, size);
+  for (const char* key : {"pmix.local.size", "pmix.node.size"}) infos.add(key, local_size);
+  infos.add("pmix.num.nodes", static_cast<uint32_t>(hosts.names.size()));
+  infos.add("pmix.lpeers", ranks[own_host]);
   for (uint32_t rank = 0; rank < size; ++rank) {
-    Facts of_rank;
+    InfoList of_rank;
     of_rank.add("pmix.rank", rank, Type::kRank);
     of_rank.add("pmix.appnum", uint32_t{0});
     of_rank.add("pmix.hname", hosts.names[hosts.host_of_rank[rank]]);
     of_rank.add("pmix.nodeid", static_cast<uint32_t>(hosts.host_of_rank[rank]));
     for (const char* key : {"pmix.lrank", "pmix.nrank"}) {
-      of_rank.add(key, static_cast<uint16_t>(hosts.place_on_host[rank]));
+      of_rank.add(key, static_cast<uint16_t>(hosts.host_local_rank[rank]));
     }
-    facts.add("pmix.pdata", std::move(of_rank));
+    infos.add("pmix.pdata", std::move(of_rank));
   }
-  return facts;
+  return infos;
 }
 
 class PmixServer {
@@ -131,18 +131,18 @@ class PmixServer {
     current_ = this;
   }
 
-  Result<> start(const std::string& folder) {
+  Result<> start(const std::string& directory) {
     MUSTER_ASSIGN(const std::string nspace, agree_on_name());
-    Facts own;
-    own.add("pmix.srvr.tmpdir", folder);
-    own.add("pmix.sys.tmpdir", folder);
+    InfoList own;
+    own.add("pmix.srvr.tmpdir", directory);
+    own.add("pmix.sys.tmpdir", directory);
     own.add("pmix.hname", hosts_.names[own_host_]);
     pmix::ServerModule module = callbacks();
     MUSTER_TRY(check(functions_.server_init(&module, own.data(), own.size()), "PMIx_server_init"));
-    Facts facts = facts_of(hosts_, own_host_, nspace, folder);
+    InfoList infos = job_infos(hosts_, own_host_, nspace, directory);
     const int local_size = static_cast<int>(local_ranks().size());
     MUSTER_TRY(wait_for("PMIx_server_register_nspace", [&](pmix::OpDone* done, void* data) {
-      return functions_.server_register_nspace(nspace.c_str(), local_size, facts.data(), facts.size(), done, data);
+      return functions_.server_register_nspace(nspace.c_str(), local_size, infos.data(), infos.size(), done, data);
     }));
     for (const int rank : local_ranks()) MUSTER_TRY(add_client(nspace, rank));
     return {};
@@ -300,24 +300,24 @@ Result<pmix::Functions> load_pmix(const std::string& file) {
 }
 
 /// For PMIx's files and those of its clients.
-Result<std::string> make_folder() {
+Result<std::string> make_directory() {
   std::error_code ignored;
   auto parent = std::filesystem::temp_directory_path(ignored);
   if (ignored) parent = "/tmp";
-  auto folder = (parent / "muster-pmix-XXXXXX").string();
-  if (mkdtemp(folder.data()) == nullptr) {
-    return fail(ErrorCode::kIo, fmt::format("no folder {}: {}", folder, std::strerror(errno)));
+  auto directory = (parent / "muster-pmix-XXXXXX").string();
+  if (mkdtemp(directory.data()) == nullptr) {
+    return fail(ErrorCode::kIo, fmt::format("no directory {}: {}", directory, std::strerror(errno)));
   }
-  setenv("TMPDIR", folder.c_str(), 1);
-  return folder;
+  setenv("TMPDIR", directory.c_str(), 1);
+  return directory;
 }
 
-Result<> serve(const std::string& library, Duration timeout, const std::string& folder) {
+Result<> serve(const std::string& library, Duration timeout, const std::string& directory) {
   static pmix::Functions functions;
   MUSTER_ASSIGN(functions, load_pmix(library));
-  MUSTER_ASSIGN(JobRanks ranks, find_ranks(timeout));
+  MUSTER_ASSIGN(JobRanks ranks, lookup_ranks(timeout));
   static PmixServer server(functions, std::move(ranks), timeout);
-  MUSTER_TRY(server.start(folder));
+  MUSTER_TRY(server.start(directory));
   (void)!write(STDOUT_FILENO, kPmixServes, std::strlen(kPmixServes));
   close(STDOUT_FILENO);
   server.run();
@@ -331,14 +331,14 @@ Key pmix_variables_key(int rank) { return fmt::format("variables of rank {}", ra
 int run_pmix_server(const std::string& library, Duration timeout) {
   if (fork() != 0) _exit(0);  // the rank must not have a child that it does not know
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) signal(number, SIG_IGN);  // it ends after the ranks
-  const auto folder = make_folder();
-  const Result<> served = folder ? serve(library, timeout, *folder) : tl::unexpected(folder.error());
+  const auto directory = make_directory();
+  const Result<> served = directory ? serve(library, timeout, *directory) : tl::unexpected(directory.error());
   if (!served) {
     const std::string text = served.error().to_string();
     (void)!write(STDOUT_FILENO, text.data(), text.size());
   }
   std::error_code ignored;
-  if (folder) std::filesystem::remove_all(*folder, ignored);
+  if (directory) std::filesystem::remove_all(*directory, ignored);
   _exit(served ? 0 : 1);  // not exit(): threads of PMIx may run
 }
 

@@ -14,10 +14,10 @@
 
 #include "muster/base/log.h"
 #include "muster/group/group.h"
+#include "muster/mpi/bootstrap/job_ranks.h"
+#include "muster/mpi/bootstrap/pmi_server.h"
+#include "muster/mpi/bootstrap/pmix_launcher.h"
 #include "muster/mpi/datatypes.h"
-#include "muster/mpi/job_ranks.h"
-#include "muster/mpi/pmi_server.h"
-#include "muster/mpi/pmix_launcher.h"
 #include "muster/mpi/watchdog.h"
 
 namespace muster::mpi {
@@ -83,7 +83,7 @@ Result<> check_threads(const Library& mpi, int provided, bool initialized) {
 /// Lets MPI find the ranks of `muster run`. Returns the variables that were set for it.
 Result<std::vector<std::string>> serve_ranks(const Library& mpi) {
   MUSTER_ASSIGN(const GroupOptions options, group_options_from_environment());
-  MUSTER_ASSIGN(JobRanks ranks, meet_ranks(options.timeout));
+  MUSTER_ASSIGN(JobRanks ranks, exchange_ranks(options.timeout));
   if (mpi.version().find("Open MPI") != std::string::npos) return serve_pmix(ranks, options.timeout);
   MUSTER_TRY(serve_pmi(std::move(ranks), options.timeout));
   return std::vector<std::string>{"PMI_FD", "PMI_RANK", "PMI_SIZE"};

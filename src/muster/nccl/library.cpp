@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
+#include "muster/base/environment.h"
 
 namespace muster::nccl {
 namespace {
@@ -17,8 +17,7 @@ std::string version_name(int code) { return fmt::format("{}.{}.{}", code / 10000
 
 Result<const Library*> Library::get() {
   static const Result<Library> loaded = []() -> Result<Library> {
-    const char* const given = std::getenv("MUSTER_NCCL_LIBRARY");
-    const std::string file = given == nullptr || *given == '\0' ? kName : given;
+    const std::string file(is_set("MUSTER_NCCL_LIBRARY") ? environment("MUSTER_NCCL_LIBRARY") : kName);
     void* opened = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
     if (opened == nullptr) opened = dlopen(file.c_str(), RTLD_NOW);
     if (opened == nullptr) {

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "muster/base/check.h"
-#include "muster/base/rate_limited_log.h"
 #include "muster/io/connect/handshake_queue.h"
 #include "muster/io/connect/negotiation.h"
+#include "muster/io/rate_limited_log.h"
 #include "muster/io/socket.h"
 
 namespace muster {

@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "muster/base/rate_limited_log.h"
 #include "muster/io/connection.h"
+#include "muster/io/rate_limited_log.h"
 #include "muster/store/server/backend.h"
 #include "muster/store/server/expiry.h"
 #include "muster/store/server/server.h"

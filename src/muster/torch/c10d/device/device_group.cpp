@@ -5,9 +5,9 @@
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <cstdlib>
 #include <utility>
 
+#include "muster/base/environment.h"
 #include "muster/base/log.h"
 #include "muster/nccl/group.h"
 #include "muster/torch/c10d/device/staging.h"
@@ -86,8 +86,7 @@ DeviceGroup* LazyDeviceGroup::for_device(c10::Device device) {
 
 /// Collective over the host's group, if NCCL is asked for.
 Result<std::unique_ptr<DeviceGroup>> LazyDeviceGroup::form(c10::Device device) {
-  const char* const library = std::getenv("MUSTER_NCCL_LIBRARY");
-  if (library == nullptr || *library == '\0') return nullptr;
+  if (!is_set("MUSTER_NCCL_LIBRARY")) return nullptr;
   MUSTER_ASSIGN(std::shared_ptr<Group> links, host_.duplicate("device"));
   {
     const std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-#include "muster/mpi/job_ranks.h"
+#include "muster/mpi/bootstrap/job_ranks.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "muster/base/bytes.h"
+#include "muster/base/environment.h"
 #include "muster/base/host_name.h"
 #include "muster/base/random.h"
 #include "muster/io/host_identity.h"
-#include "muster/mpi/environment.h"
 #include "muster/store/job_store.h"
 
 namespace muster::mpi {
@@ -54,19 +54,18 @@ Result<JobRanks> read_ranks(std::unique_ptr<Store> store, Duration timeout) {
 }  // namespace
 
 bool started_by_muster() {
-  const auto is_set = [](const char* variable) { return !environment(variable).empty(); };
   constexpr std::array kMuster = {"MUSTER_STORE", "RANK", "WORLD_SIZE"};
   constexpr std::array kLaunchers = {"OMPI_COMM_WORLD_SIZE", "PMI_FD", "PMI_PORT", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"};
   return std::ranges::all_of(kMuster, is_set) && std::ranges::none_of(kLaunchers, is_set) &&
          environment("WORLD_SIZE") != "1";
 }
 
-Result<JobRanks> find_ranks(Duration timeout) {
+Result<JobRanks> lookup_ranks(Duration timeout) {
   MUSTER_ASSIGN(auto store, open_store(timeout));
   return read_ranks(std::move(store), timeout);
 }
 
-Result<JobRanks> meet_ranks(Duration timeout) {
+Result<JobRanks> exchange_ranks(Duration timeout) {
   MUSTER_ASSIGN(auto store, open_store(timeout));
   MUSTER_ASSIGN(const int own, job_number("RANK"));
   const std::string text = fmt::format("{} {} {}-{}", getpid(), host_name(), shared_memory_domain(), process_domain());

@@ -36,10 +36,10 @@ inline constexpr Duration kNoLimit = std::chrono::hours(24 * 365);
 bool started_by_muster();
 
 /// Waits until all ranks have called it. kTimeout names the first rank that has not.
-Result<JobRanks> meet_ranks(Duration timeout);
+Result<JobRanks> exchange_ranks(Duration timeout);
 
 /// The ranks, for a process that is none. It has the environment of rank `own`.
-Result<JobRanks> find_ranks(Duration timeout);
+Result<JobRanks> lookup_ranks(Duration timeout);
 
 /// Waits for all keys. An error names the first one that is absent, so a key must be a name for what it has.
 Result<std::vector<Bytes>> get_all(Store& store, const std::vector<Key>& keys, Duration timeout);

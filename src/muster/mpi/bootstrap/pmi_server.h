@@ -2,7 +2,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/error.h"
-#include "muster/mpi/job_ranks.h"
+#include "muster/mpi/bootstrap/job_ranks.h"
 
 namespace muster::mpi {
 

@@ -1,4 +1,4 @@
-#include "muster/mpi/pmix_launcher.h"
+#include "muster/mpi/bootstrap/pmix_launcher.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -19,8 +19,8 @@
 #include <utility>
 
 #include "muster/base/bytes.h"
+#include "muster/base/environment.h"
 #include "muster/io/fd.h"
-#include "muster/mpi/environment.h"
 #include "muster/mpi/pmix_server.h"
 
 namespace muster::mpi {

@@ -1,4 +1,4 @@
-#include "muster/mpi/pmi_server.h"
+#include "muster/mpi/bootstrap/pmi_server.h"
 
 #include <fmt/format.h>
 #include <sys/socket.h>
