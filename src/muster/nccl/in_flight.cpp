@@ -14,7 +14,7 @@ namespace {
 
 /// How often the thread looks. Threads that wait look all the time.
 constexpr Duration kInterval = 1ms;
-/// The same while no operation is in flight.
+/// The same once no operation has been in flight for this time. Until then add() need not wake the thread.
 constexpr Duration kIdleInterval = 100ms;
 /// How long kernels may take to end once they are aborted.
 constexpr Duration kAbortTime = 10s;
@@ -51,7 +51,7 @@ Work InFlight::add(Entry entry, uint64_t sequence) {
     fail(*why, [&] { failed_(*why); });
     return Work(state, sequence);
   }
-  changed_.notify_all();
+  if (std::exchange(idle_, false)) wake_.notify_one();
   return Work(state, sequence);
 }
 
@@ -88,7 +88,7 @@ void InFlight::finish_all(std::deque<Entry>& entries, const Result<>& result) {
   }
   const std::lock_guard lock(mutex_);
   --finishing_;
-  changed_.notify_all();
+  finished_.notify_all();
 }
 
 bool InFlight::wait_until_empty(const Deadline& deadline) {
@@ -97,19 +97,19 @@ bool InFlight::wait_until_empty(const Deadline& deadline) {
     std::unique_lock lock(mutex_);
     if (entries_.empty() && finishing_ == 0) return true;
     if (deadline.passed()) return false;
-    changed_.wait_for(lock, kInterval);
+    finished_.wait_for(lock, kInterval);
   }
 }
 
 void InFlight::stop() {
   std::unique_lock lock(mutex_);
   stopping_ = true;
-  changed_.notify_all();
+  wake_.notify_one();
   std::thread thread = std::move(thread_);
   lock.unlock();
   if (thread.joinable()) thread.join();
   lock.lock();
-  changed_.wait(lock, [this] { return finishing_ == 0; });
+  finished_.wait(lock, [this] { return finishing_ == 0; });
 }
 
 /// Also looks for failures: a callback that waits for another operation holds up the thread.
@@ -131,15 +131,13 @@ void InFlight::drive(Work::State& state, const Deadline& deadline) {
 }
 
 void InFlight::run() {
+  Deadline idle_from = Deadline::after(kIdleInterval);
   std::unique_lock lock(mutex_);
-  while (!stopping_) {
-    if (failure_) {
-      changed_.wait(lock);
-      continue;
-    }
-    const bool was_empty = entries_.empty();
-    changed_.wait_for(lock, was_empty ? kIdleInterval : kInterval,
-                      [&] { return stopping_ || entries_.empty() != was_empty; });
+  while (!stopping_ && !failure_) {
+    if (!entries_.empty()) idle_from = Deadline::after(kIdleInterval);
+    idle_ = idle_from.passed();
+    wake_.wait_for(lock, idle_ ? kIdleInterval : kInterval,
+                   [&] { return stopping_ || (idle_from.passed() && !idle_); });
     if (stopping_) return;
     lock.unlock();
     look();
