@@ -32,8 +32,10 @@ PYTEST ?=
 # any value but OFF.
 TORCH ?= OFF
 DEFAULT_TORCH := $(shell sed -n 's/^TORCH = "\(.*\)".*/\1/p' tools/setup.py)
+WITH_TESTS := --tests
+demo: WITH_TESTS :=
 setup:
-	@$(PYTHON3) tools/setup.py $(filter 2.%,$(TORCH))
+	@$(PYTHON3) tools/setup.py $(WITH_TESTS) $(filter 2.%,$(TORCH))
 
 WERROR ?= OFF
 build: setup

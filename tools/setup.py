@@ -41,11 +41,10 @@ muster = muster_pytest
 """
 BINARY = ROOT / "build/release/src/muster/cli/muster"
 
-# Packages of the distribution that the build and the tests need.
+# Packages of the distribution that the build needs, and the tests' libraries.
 PACKAGES = [
     "ccache",
     "cmake",
-    "etcd-server",  # the tests of etcd:// stores start one
     "g++",
     "git",  # tools/tidy.py lists files with it
     "iproute2",  # the several-hosts test joins network namespaces
@@ -60,13 +59,18 @@ PACKAGES = [
     "libspdlog-dev",
     "libssl-dev",
     "mold",  # a fast linker
-    "mpich",  # the tests of groups over MPI
     "ninja-build",
     "nlohmann-json3-dev",
-    "openmpi-bin",
     "openssl",  # the TLS tests make certificates
-    "redis-server",  # the tests of redis:// stores start one
     "zlib1g-dev",  # examples/cpp reads a compressed file
+]
+# With --tests.
+TEST_PACKAGES = [
+    "etcd-server",  # the tests of etcd:// stores start one
+    "mpich",  # the tests of groups over MPI
+    "openmpi-bin",
+    "redis-server",  # the tests of redis:// stores start one
+    "slurm-wlm",  # the tests start a cluster of one node
 ]
 # Only for the distribution's `python3`: other Pythons include their headers and venv.
 PYTHON_PACKAGES = ["python3-dev", "python3-venv"]
@@ -96,10 +100,10 @@ def python_packages() -> list[str]:
     return [package.replace("python3", version) for package in PYTHON_PACKAGES]
 
 
-def missing_packages() -> list[str]:
+def missing_packages(tests: bool) -> list[str]:
     if shutil.which("dpkg-query") is None:
         return []  # not Debian: CMake reports what is missing
-    wanted = list(PACKAGES)
+    wanted = PACKAGES + (TEST_PACKAGES if tests else [])
     if Path(sys.base_prefix) == Path("/usr"):
         wanted += python_packages()
     elif not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -120,8 +124,8 @@ def may_install() -> list[str] | None:
     return None
 
 
-def install_packages() -> None:
-    missing = missing_packages()
+def install_packages(tests: bool) -> None:
+    missing = missing_packages(tests)
     if missing:
         apt_install(missing)
 
@@ -204,12 +208,12 @@ def installed_version(package: str) -> str | None:
     return next((distribution.version.partition("+")[0] for distribution in found), None)
 
 
-def install_python_packages(torch: str) -> None:
+def install_python_packages(torch: str, tests: bool) -> None:
     pip = [str(VENV / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if installed_version("torch") != torch:
         run([*pip, f"torch=={torch}"], f"pip install torch=={torch}")
     install_requirements(REQUIREMENTS, STAMP)
-    for name in MPIS:
+    for name in MPIS if tests else ():
         # --ignore-installed: .venv itself may have it, too, for tests of frameworks.
         options = "--ignore-installed", "--prefix", str(VENV / name)
         install_requirements(ROOT / f"tools/requirements_{name}.txt", VENV / name / "requirements.sha256", *options)
@@ -259,6 +263,7 @@ def install_for_development() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("torch", nargs="?", default=TORCH, help="the release of torch (default: %(default)s)")
+    parser.add_argument("--tests", action="store_true", help="also install the programs that only tests need")
     parser.add_argument("--docs", action="store_true", help="also install what `make docs` needs")
     parser.add_argument("--requirements", type=Path, nargs="+", default=[], metavar="FILE", help="install them, too")
     arguments = parser.parse_args()
@@ -266,10 +271,10 @@ def main() -> int:
         print("setup: muster needs Python 3.10 or newer", file=sys.stderr)
         return 1
     try:
-        install_packages()
+        install_packages(arguments.tests)
         make_venv()
         check_compiler()
-        install_python_packages(arguments.torch)
+        install_python_packages(arguments.torch, arguments.tests)
         if arguments.docs:
             install_requirements(DOCS_REQUIREMENTS, STAMP.with_name("muster-requirements-docs.sha256"))
         for path in arguments.requirements:

@@ -29,6 +29,7 @@ TEST(HostCommand, GivesTheNodeRankAndForwardsOtherOptions) {
 TEST(HostCommand, CarriesTheEnvironmentOfAJobAndNoSecret) {
   const auto words = command({"--hosts=a", "train.py"}, 0,
                              {{"MUSTER_LOG", "info"},
+                              {"ASCEND_LAUNCH_BLOCKING", "1"},
                               {"HCCL_IF_IP", "10.0.0.1"},
                               {"NCCL_DEBUG", "a b"},
                               {"MUSTER_SECRET", "abcdabcdabcdabcdabcdabcdabcdabcd"},
@@ -36,7 +37,8 @@ TEST(HostCommand, CarriesTheEnvironmentOfAJobAndNoSecret) {
                               {"NCCL_TOKEN", "1234"},
                               {"HOME", "/root"}});
   EXPECT_EQ(words.front(), "rsh");
-  EXPECT_THAT(words.back(), HasSubstr("env HCCL_IF_IP=10.0.0.1 MUSTER_LOG=info 'NCCL_DEBUG=a b' bin"));
+  EXPECT_THAT(words.back(),
+              HasSubstr("env ASCEND_LAUNCH_BLOCKING=1 HCCL_IF_IP=10.0.0.1 MUSTER_LOG=info 'NCCL_DEBUG=a b' bin"));
   for (const char* never : {"abcd", "1234", "HOME", "MUSTER_SSH"}) EXPECT_THAT(words.back(), Not(HasSubstr(never)));
 }
 

@@ -4,6 +4,8 @@ backend if it is not muster.
 
 import ctypes
 import os
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -310,6 +312,13 @@ def nccl(rank: int) -> None:
         states += [group["operations"][-1]["state"] for group in muster.dump(1) if group["transport"] == "nccl"]
     if device_double.IS_DOUBLE:
         assert list(dict.fromkeys(states))[:2] == ["queued", "running"], states
+    dumped = subprocess.run(["muster", "dump", str(os.getpid())], capture_output=True, text=True, check=True).stdout
+    assert re.search(
+        rf'group "0/device" of {size} over nccl.*\n.*done .* all_reduce #1 \(float32\[1000\], sum\)', dumped
+    )
+    if torch.accelerator.device_count() > 1:
+        with pytest.raises(ValueError, match=r"where its first one ran; this tensor is on .*:1"):
+            dist.all_reduce(torch.ones(3, device=f"{device_double.DEVICE}:1"))
     mixed = [torch.ones(3, device=device_double.DEVICE), *(torch.ones(3) for _ in range(size - 1))]
     with pytest.raises(ValueError, match="this tensor is on cpu"):
         dist.all_gather(mixed, mixed[0])

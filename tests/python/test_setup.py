@@ -38,12 +38,20 @@ def installed(tmp_path: Path, *packages: str) -> None:
 
 
 def all_but(setup: ModuleType, *missing: str) -> list[str]:
-    return [package for package in setup.PACKAGES + setup.PYTHON_PACKAGES if package not in missing]
+    return [
+        package for package in setup.PACKAGES + setup.TEST_PACKAGES + setup.PYTHON_PACKAGES if package not in missing
+    ]
 
 
 def test_nothing_missing_runs_no_apt(setup: ModuleType, tmp_path: Path) -> None:
     installed(tmp_path, *all_but(setup))
-    setup.install_packages()  # this machine has no apt-get
+    setup.install_packages(tests=True)  # this machine has no apt-get
+
+
+def test_programs_of_the_tests_are_installed_for_tests_only(setup: ModuleType, tmp_path: Path) -> None:
+    installed(tmp_path, *all_but(setup, "slurm-wlm"))
+    assert setup.missing_packages(tests=False) == []
+    assert setup.missing_packages(tests=True) == ["slurm-wlm"]
 
 
 def test_a_normal_user_gets_the_exact_command(
@@ -53,7 +61,7 @@ def test_a_normal_user_gets_the_exact_command(
     program(tmp_path, "sudo", "exit 1")  # needs a password
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(setup.SetupError, match=r"sudo apt-get install libssl-dev ninja-build\n"):
-        setup.install_packages()
+        setup.install_packages(tests=True)
 
 
 @pytest.mark.parametrize(("uid", "prefix"), [(0, ""), (1000, "sudo -n ")])
@@ -74,7 +82,7 @@ def test_root_and_sudo_install_missing_packages(
         original(command, doing)
 
     monkeypatch.setattr(setup, "run", run)
-    setup.install_packages()
+    setup.install_packages(tests=True)
     assert all(command.startswith(f"{prefix}env DEBIAN_FRONTEND=noninteractive") for command in commands)
     assert (tmp_path / "apt").read_text().splitlines() == [
         "-q -y update",
@@ -227,5 +235,5 @@ def test_another_torch_version_is_replaced(
     monkeypatch.setattr(setup, "STAMP", tmp_path / ".venv/stamp")
     messages: list[str] = []
     monkeypatch.setattr(setup, "run", lambda command, doing: messages.append(doing))
-    setup.install_python_packages("2.13.0")
+    setup.install_python_packages("2.13.0", tests=True)
     assert ("pip install torch==2.13.0" in messages) == asked

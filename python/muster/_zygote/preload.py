@@ -53,7 +53,8 @@ def import_all(preload: Sequence[str], optional: Iterable[str] = ()) -> None:
         started.update(dict.fromkeys(set(threads()) - before, name))
         if files := _devices():
             raise RefusedError(
-                f"--preload {name} opens {files[0]}, whose context no forked worker can use; leave it out"
+                f"--preload {name} opens {files[0]}, whose context no forked worker can use; leave it out, and "
+                "import it in the program, or use --start-method spawn"
             )
     _import_if_possible(optional)
     _check_threads(started)

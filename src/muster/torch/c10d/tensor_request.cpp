@@ -97,7 +97,8 @@ bool TensorRequest::choose_memory(const at::Tensor& tensor, bool in_one_piece) {
     return false;
   }
   check_argument(tensor.device() == device_group->device(), title, "this group's collectives run on ",
-                 device_group->device(), ", where its first one ran; this tensor is on ", tensor.device());
+                 device_group->device(), ", where its first one ran; this tensor is on ", tensor.device(),
+                 ": move it there, or make another process group");
   return true;
 }
 
