@@ -55,7 +55,7 @@ def main() -> None:
     table = torch.from_numpy(np.loadtxt(DATA, delimiter=",", dtype=np.float32))
     images = TensorDataset(table[:, :64] / 16, table[:, 64].long())
     sampler: DistributedSampler[Any] = DistributedSampler(images, seed=0)
-    batches = DataLoader(images, batch_size=64 // size, sampler=sampler)
+    batches = DataLoader(images, batch_size=max(1, 64 // size), sampler=sampler)
 
     torch.manual_seed(0)  # the same model at all ranks
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)).to(device)
@@ -89,7 +89,7 @@ def main() -> None:
         if rank == 0:
             newest.with_suffix(".new").write_text(f"epoch{epoch}")
             newest.with_suffix(".new").replace(newest)
-            print(f"epoch {epoch}: accuracy {right.item() / len(images):.2%}", flush=True)
+            print(f"epoch {epoch}: accuracy {right.item() / (size * len(sampler)):.2%}", flush=True)
         dist.barrier()  # no rank is an epoch ahead of the checkpoint
         if epoch == arguments.fail_at and rank == size - 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)

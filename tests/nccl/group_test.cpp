@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <latch>
 #include <thread>
 
@@ -34,6 +35,7 @@ Stream& current() {
 /// A device whose memory is the host's.
 class TestDevice final : public nccl::Device {
  public:
+  void make_current() override {}
   nccl::Stream stream() override { return static_cast<device_double::StreamHandle*>(&current()); }
   bool capturing() override { return current().graph() != nullptr; }
   std::unique_ptr<Device::Event> record() override {
@@ -340,6 +342,25 @@ TEST(NcclGroup, AnErrorOfTheNetworkEndsTheGroupAtAllRanks) {
   });
 }
 
+TEST(NcclGroup, ACallbackMayWaitForAnOperationThatIsLate) {
+  run_on_device(
+      2,
+      [](Group& group) {
+        std::vector<float> data(4, 1);
+        std::promise<Result<>> seen;
+        group.barrier({.async = true}).on_done([&](const Result<>&) {
+          if (group.membership().rank == 0) {
+            seen.set_value(group.all_reduce(view(data), ReduceOp::kSum, {.timeout = 300ms, .async = true}).wait());
+          } else {
+            while (group.status()) (void)group.wait_for_pending(Deadline::after(1ms));
+            seen.set_value(group.status());
+          }
+        });
+        EXPECT_FALSE(seen.get_future().get());
+      },
+      20s);
+}
+
 TEST(NcclGroup, AKernelThatHangsIsEndedAtItsDeadline) {
   run_on_device(2, [](Group& group) {
     ASSERT_TRUE(group.barrier().wait());  // all ranks have formed the group
@@ -397,20 +418,21 @@ TEST(NcclGroup, ALargeCommunicatorHasSeveralRoots) {
   ASSERT_TRUE(library) << library.error().to_string();
   test::run_group(5, "shm", [&](Group& host) {
     const auto formed = nccl::Communicator::form(
-        **library, host, [] { return std::nullopt; }, Deadline::after(60s), /*ranks_per_root=*/2);
+        **library, std::make_shared<TestDevice>(), host, [] { return std::nullopt; }, Deadline::after(60s),
+        /*ranks_per_root=*/2);
     EXPECT_TRUE(formed) << formed.error().to_string();
     EXPECT_EQ(of_fake<int()>("fake_nccl_roots")(), 3);
   });
 }
 
 TEST(NcclGroup, AllRanksSayWhichRankCouldNotFormIt) {
-  of_fake<void(int)>("fake_nccl_fail_init")(1);
+  of_fake<void(int)>("fake_nccl_fail_init")(2);
   const auto store = memory_store();
-  test::run_ranks(8, [&](Rank rank) {  // rank 7 is no peer of rank 1 in the tree of PeerMonitor
+  test::run_ranks(8, [&](Rank rank) {  // in the tree of PeerMonitor, the peer of rank 2 is rank 0, and of 7 it is 1
     const auto handle = store->clone();
     auto group = try_to_form(**handle, rank, 8);
     const Error error = group ? (*group)->barrier().wait().error() : group.error();
-    EXPECT_EQ(error.rank, 1);
+    EXPECT_EQ(error.rank, 2);
     EXPECT_THAT(error.message, HasSubstr("failed: invalid usage: Duplicate GPU detected"));
     EXPECT_THAT(error.message, HasSubstr("each rank needs a GPU of its own"));
   });

@@ -156,6 +156,20 @@ def sharded(rank: int) -> None:
         shutil.rmtree(folder[0])
 
 
+def large_bucket(rank: int) -> None:
+    """Through the host, backward goes on while pieces of the bucket are copied and reduced."""
+    size = dist.get_world_size()
+    model = torch.nn.Linear(2048, 2100, bias=False).to(device_double.DEVICE)  # 16.4 MiB
+    wrapped = muster.nn.DistributedDataParallel(model)
+    for step in range(3):
+        device_double.set_kernel_delay(DELAY)
+        wrapped(torch.full((1, 2048), rank + step + 1.0, device=device_double.DEVICE)).sum().backward()
+        device_double.set_kernel_delay(0)
+        assert model.weight.grad is not None
+        assert model.weight.grad.cpu().unique().tolist() == [step + (size + 1) / 2]
+        model.weight.grad = None
+
+
 def no_sync_and_join(rank: int) -> None:
     """Of muster's class: gradients that accumulate, and ranks with different numbers of batches."""
     size = dist.get_world_size()

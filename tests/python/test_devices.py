@@ -21,6 +21,7 @@ BOTH_WAYS = (
     "large",
     "two_devices",
     "ddp",
+    "large_bucket",
     "sharded",
     "no_sync_and_join",
     "groups",

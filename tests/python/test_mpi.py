@@ -240,3 +240,26 @@ def test_ranks_that_have_ended_wait_for_a_slow_one(built_programs: Path, launche
     done = run_by_muster(launcher, str(script), MUSTER_TIMEOUT="8")
     assert done.returncode == 0, output_of(done)
     assert "saved a checkpoint" in done.stdout
+
+
+FINALIZE = """
+import os, sys, time, torch, torch.distributed as dist, muster
+dist.init_process_group("muster-mpi")
+rank = dist.get_rank()
+if sys.argv[1] == "fails" and rank == 1:
+    dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+if rank == 0:
+    time.sleep(45)  # tidy: allow(sleep) longer than MPI_Finalize() waits after a failure
+    print("saved a checkpoint")
+"""
+
+
+@pytest.mark.parametrize("mode", ["works", "fails"])
+def test_finalize_has_a_deadline_after_a_failure_only(launcher: Launcher, tmp_path: Path, mode: str) -> None:
+    if launcher not in (OPEN_MPI, MPICH):
+        pytest.skip("the others would take as long again")
+    script = tmp_path / "finalize.py"
+    script.write_text(FINALIZE)
+    done = run_program(launcher, str(script), mode, ranks=2)
+    assert ("saved a checkpoint" in done.stdout) == (done.returncode == 0) == (mode == "works"), output_of(done)
+    assert ("MPI_Finalize" in output_of(done)) == (mode == "fails"), output_of(done)

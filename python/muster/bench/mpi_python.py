@@ -28,7 +28,7 @@ from muster.bench.jobs import MPIS
 from muster.bench.report import BenchFailedError, Row
 
 _LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}  # as mpi4py looks for them
-_DEBIANS_MPICH = Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or "", "libmpich.so.12")
+_DEBIAN_MPICH = Path("/usr/lib", sysconfig.get_config_var("MULTIARCH") or "", "libmpich.so.12")
 OPS = ("all_reduce", "broadcast", "all_gather", "all_to_all", "barrier")
 
 
@@ -40,7 +40,7 @@ def rows(mpi: str, ranks: int, ops: list[str], sizes: list[int], quick: bool, ti
     environment = {**os.environ, **dict.fromkeys(allowed, "1")}
     command = [f"mpirun.{mpi}", "-n", str(ranks), sys.executable, *words]
     try:
-        with _libraries_with_the_names_of_mpi4py() as directory:
+        with _mpich_soname_alias() as directory:
             environment["LD_LIBRARY_PATH"] = os.pathsep.join([directory, os.environ.get("LD_LIBRARY_PATH", "")])
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -57,11 +57,11 @@ def rows(mpi: str, ranks: int, ops: list[str], sizes: list[int], quick: bool, ti
 
 
 @contextlib.contextmanager
-def _libraries_with_the_names_of_mpi4py() -> Iterator[str]:
+def _mpich_soname_alias() -> Iterator[str]:
     """A directory for LD_LIBRARY_PATH. Debian gives MPICH another name."""
     with tempfile.TemporaryDirectory() as directory:
-        if _DEBIANS_MPICH.exists():
-            Path(directory, _LIBRARIES["mpich"]).symlink_to(_DEBIANS_MPICH)
+        if _DEBIAN_MPICH.exists():
+            Path(directory, _LIBRARIES["mpich"]).symlink_to(_DEBIAN_MPICH)
         yield directory
 
 
@@ -69,7 +69,7 @@ def available(mpi: str) -> bool:
     """True if mpirun and a library that mpi4py finds are installed."""
     if shutil.which(f"mpirun.{mpi}") is None:
         return False
-    if mpi == "mpich" and _DEBIANS_MPICH.exists():
+    if mpi == "mpich" and _DEBIAN_MPICH.exists():
         return True
     with contextlib.suppress(OSError):
         ctypes.CDLL(_LIBRARIES[mpi], mode=ctypes.RTLD_GLOBAL)

@@ -51,9 +51,6 @@ class CollectiveCall {
       : mpi_(mpi), comm_(comm), root_(operation.call.root == self), operation_(operation) {}
 
   Result<> run() {
-    if (const size_t count = passed_count(); count > INT_MAX) {
-      return fail(ErrorCode::kUnsupported, fmt::format("{} elements: MPI takes {} at most", count, INT_MAX));
-    }
     MUSTER_ASSIGN(type_, type_of(mpi_, call().dtype));
     if (reduces(call().collective)) {
       MUSTER_ASSIGN(op_, op_of(mpi_, call().dtype, call().op));
@@ -89,14 +86,6 @@ class CollectiveCall {
   int sent() const { return static_cast<int>(input().count()); }
   int received() const { return static_cast<int>(output().count()); }
   bool even() const { return operation_.counts.empty(); }
-
-  /// The largest number of elements that MPI is told. Unless differs_by_rank(), it is equal at all ranks, so that all
-  /// of them refuse a call, or none: of even blocks it is the length of one.
-  size_t passed_count() const {
-    const bool in_blocks = has_input_blocks(call().collective) || has_output_blocks(call().collective);
-    if (!in_blocks || !even()) return std::max(input().count(), output().count());
-    return call().count;
-  }
 
   Result<> all_reduce() {
     Contiguous data(output(), true);
@@ -210,8 +199,13 @@ class CollectiveCall {
 
 }  // namespace
 
-bool differs_by_rank(const Operation& operation) {
-  return operation.call.collective == Collective::kAllToAll && !operation.counts.empty();
+Result<> check_size(const Operation& operation) {
+  // Of even blocks, MPI is told the length of one.
+  const Collective kind = operation.call.collective;
+  const bool even_blocks = operation.counts.empty() && (has_input_blocks(kind) || has_output_blocks(kind));
+  const size_t count = even_blocks ? operation.call.count : std::max(operation.input.count(), operation.output.count());
+  if (count <= INT_MAX) return {};
+  return fail(ErrorCode::kUnsupported, fmt::format("{} elements: MPI takes {} at most", count, INT_MAX));
 }
 
 Result<> run_collective(const Library& mpi, Handle comm, Rank self, const Operation& operation) {

@@ -121,6 +121,12 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
 
  private:
   Work begin(Operation&& operation, const CallOptions& options) override {
+    if (const Result<> fits = check_size(operation); !fits) {
+      const Error why = fits.error().in(operation.reported_call().to_string());
+      const bool uneven = operation.call.collective == Collective::kAllToAll && !operation.counts.empty();
+      if (uneven && spec_.size > 1) world_.abort(why.to_string());  // the others may be in the call
+      return Work(tl::unexpected(why));
+    }
     if (recorders_.collectives() != nullptr) operation.site = current_call_site();
     return calls_.submit(std::move(operation), timeout_of(options), options.async);
   }
@@ -148,19 +154,13 @@ class MpiGroup final : public Group, public ProcessOwned<MpiGroup>, private Call
     MUSTER_TRY(operation.wait_for_input(operation.input.bytes(), Deadline::after(timeout)));
     const Result<> done =
         factor == 1 ? run_on_mpi(operation) : run_on_mpi(scale_input(operation, factor, spec_.rank, copy));
-    if (!done) return refuse(operation, done.error().in(fmt::format("{}, group \"{}\"", describe(), spec_.name)));
+    if (!done) {
+      note_failure();
+      closed_ = done.error().in(fmt::format("{}, group \"{}\"", describe(), spec_.name));
+      return tl::unexpected(*closed_);
+    }
     finish_average(operation, factor, spec_.size, spec_.rank);
     return {};
-  }
-  /// MPI has not run it. Calls that MPI does not have fail at all ranks alike, and the group goes on.
-  Result<> refuse(const Operation& operation, const Error& why) {
-    if (why.code == ErrorCode::kUnsupported) {
-      if (differs_by_rank(operation)) world_.abort(why.to_string());  // the others are in the call
-      return tl::unexpected(why);
-    }
-    note_failure();
-    closed_ = why;
-    return tl::unexpected(why);
   }
   void note_failure() {
     comms_->failed = true;

@@ -33,6 +33,8 @@ namespace {
 using pmix::Type;
 
 constexpr unsigned kFinalizeSeconds = 5;
+/// MPI_Init() exchanges addresses, and then waits for all ranks.
+constexpr int kFencesOfStart = 2;
 
 /// What PMIx is told about the job, with the memory of its texts and lists.
 class InfoList {
@@ -264,7 +266,7 @@ class PmixServer {
     std::vector<Key> keys;
     for (const std::string& host : hosts_.names) keys.push_back(fmt::format("host {} in fence {}", host, number));
     MUSTER_TRY(ranks_.store->set(keys[own_host_], as_bytes(own), Deadline::after(timeout_)));
-    MUSTER_ASSIGN(const auto found, get_all(*ranks_.store, keys, number == 0 ? timeout_ : kNoLimit));
+    MUSTER_ASSIGN(const auto found, get_all(*ranks_.store, keys, number < kFencesOfStart ? timeout_ : kNoLimit));
     std::string all;
     for (const Bytes& each : found) all += to_string(each);
     return all;

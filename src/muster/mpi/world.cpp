@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -31,7 +32,8 @@ constexpr unsigned kAbortSeconds = 10;
 std::atomic<const World*> world_in_use = nullptr;
 std::atomic<pid_t> used_by = 0;  ///< the process that uses MPI: a forked child must not
 bool initialized_here = false;   ///< by muster
-std::atomic<bool> has_failed = false, aborts = false;
+std::atomic<bool> has_failed = false;
+std::atomic<std::thread::id> aborting;  ///< the thread in World::abort()
 
 std::function<void()>& last_callback() {
   static std::function<void()> callback;
@@ -40,7 +42,11 @@ std::function<void()>& last_callback() {
 
 void finalize() {
   const World* const world = World::current();
-  if (world == nullptr || aborts || !world->is_running()) return;  // some MPI_Abort() call exit()
+  if (world == nullptr || !world->is_running()) return;
+  if (const std::thread::id other = aborting; other != std::thread::id()) {
+    if (other == std::this_thread::get_id()) return;  // some MPI_Abort() call exit()
+    for (;;) pause();                                 // that thread ends this process
+  }
   Watchdog watchdog(*world);
   const Watchdog::Guard guard(watchdog, has_failed ? kFinalizeTime : kNoLimit, [] { return "MPI_Finalize"; });
   free_datatypes(world->mpi);
@@ -99,7 +105,7 @@ Result<int> initialize(const Library& mpi) {
   for (const std::string& variable : variables)
     unsetenv(variable.c_str());  // of no use to programs that this one starts
   MUSTER_TRY(mpi.check(code, "MPI_Init_thread"));
-  note_that_mpi_has_started();
+  mark_mpi_initialized();
   return provided;
 }
 
@@ -146,7 +152,7 @@ const World* World::current() { return used_by == getpid() ? world_in_use.load()
 
 void World::abort(const std::string& why) const {
   log(LogLevel::kError, fmt::format("rank {} of MPI ends the job: {}", rank, why));
-  aborts = true;
+  aborting = std::this_thread::get_id();
   (void)std::signal(SIGALRM, SIG_DFL);
   alarm(kAbortSeconds);
   (void)mpi.Abort(mpi.comm_world, 1);

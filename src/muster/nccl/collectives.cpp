@@ -149,24 +149,33 @@ class StreamCalls {
   const Deadline& deadline_;
 };
 
-/// One collective: prepare(), run(), finish(). Between run() and finish(), NCCL must have taken the call.
+/// One collective: prepare(), lock, begin(), run(), finish(). Between run() and finish(), NCCL must have taken the
+/// call.
 class CollectiveCall : private StreamCalls {
  public:
   CollectiveCall(const StreamCalls& calls, const GroupSpec& self, const Operation& operation)
       : StreamCalls(calls), self_(self), operation_(operation) {}
 
-  /// Checks the call, and copies views in several pieces. kUnsupported: NCCL has no such reduction.
+  /// Checks the call, and copies views in several pieces. kUnsupported: NCCL has no such reduction. Before the lock,
+  /// because the device may wait for kernels before it gives memory, and abort() needs the lock to end them.
   Result<> prepare() {
     if (call().collective == Collective::kBarrier) {
       word_ = device_.allocate(sizeof(int32_t));
       return {};
     }
-    if (reduces(call().collective)) MUSTER_TRY(prepare_reduction());
+    if (reduces(call().collective)) MUSTER_TRY(check_reduction());
     const bool overwrites =
         call().collective == Collective::kReduceScatter || (call().collective == Collective::kBroadcast && !is_root());
     if (!in_place()) from_.emplace(device_, operation_.input, true);
     const bool reduces_to_root = call().collective == Collective::kReduce;  // elsewhere there is no output
     to_.emplace(device_, reduces_to_root ? operation_.input : operation_.output, !overwrites);
+    return {};
+  }
+
+  Result<> begin() {
+    if (premultiplies()) {
+      MUSTER_ASSIGN(op_, premultiplied(element_));
+    }
     return {};
   }
 
@@ -195,7 +204,7 @@ class CollectiveCall : private StreamCalls {
     if (to_ && !unchanged) to_->write_back();
     return release();
   }
-  /// Instead of run() and finish().
+  /// Instead of run() and finish(), after begin().
   Result<> release() {
     return premultiplies() ? check(nccl_.RedOpDestroy(op_, comm_), "ncclRedOpDestroy") : Result<>{};
   }
@@ -212,20 +221,19 @@ class CollectiveCall : private StreamCalls {
 
   // ---- reductions
 
-  Result<> prepare_reduction() {
+  Result<> check_reduction() {
     const auto element = reduced_as(call().dtype, call().op);
     const auto plain = red_op(call().dtype, call().op);
-    if (!element || !(plain || premultiplies())) {
+    if (!element || !(plain || (premultiplies() && has_factor(element->type)))) {
       return fail(ErrorCode::kUnsupported,
                   fmt::format("NCCL cannot reduce {} by {}", name(call().dtype), name(call().op)));
     }
     element_ = *element;
-    if (plain) {
-      op_ = static_cast<int>(*plain);
-    } else {
-      MUSTER_ASSIGN(op_, premultiplied(*element));
-    }
+    if (plain) op_ = static_cast<int>(*plain);
     return {};
+  }
+  static bool has_factor(Type type) {
+    return type == Type::kFloat16 || type == Type::kBfloat16 || type == Type::kFloat32 || type == Type::kFloat64;
   }
 
   Result<int> premultiplied(const Element& element) const {
@@ -249,7 +257,7 @@ class CollectiveCall : private StreamCalls {
         factor.wide = 1;
         break;
       default:
-        return fail(ErrorCode::kUnsupported, fmt::format("NCCL cannot reduce {} by premul_sum", name(call().dtype)));
+        return fail(ErrorCode::kInternal, "a factor for a type that has none");
     }
     scale(&factor, &factor, 1, call().dtype, operation_.factor);
     int op = 0;
@@ -342,48 +350,51 @@ class CollectiveCall : private StreamCalls {
   int op_ = 0;
 };
 
+/// Messages: prepare(), lock, run().
 class MessageCall : private StreamCalls {
  public:
   MessageCall(const StreamCalls& calls, const std::vector<Message>& messages)
       : StreamCalls(calls), messages_(messages) {}
 
+  void prepare() {
+    buffers_.reserve(messages_.size());
+    for (const Message& each : messages_) buffers_.emplace_back(device_, each.data, each.send);
+  }
   Result<> run() {
-    std::vector<Contiguous> buffers;
-    buffers.reserve(messages_.size());
-    for (const Message& each : messages_) buffers.emplace_back(device_, each.data, each.send);
     MUSTER_TRY(group_call([&]() -> Result<> {
       for (size_t i = 0; i < messages_.size(); ++i) {
         const Message& each = messages_[i];
         const size_t bytes = each.data.bytes();
-        MUSTER_TRY(each.send ? send(buffers[i].data(), bytes, each.peer)
-                             : receive(buffers[i].data(), bytes, each.peer));
+        MUSTER_TRY(each.send ? send(buffers_[i].data(), bytes, each.peer)
+                             : receive(buffers_[i].data(), bytes, each.peer));
       }
       return {};
     }));
     for (size_t i = 0; i < messages_.size(); ++i) {
-      if (!messages_[i].send) buffers[i].write_back();
+      if (!messages_[i].send) buffers_[i].write_back();
     }
     return {};
   }
 
  private:
   const std::vector<Message>& messages_;
+  std::vector<Contiguous> buffers_;
 };
 
 }  // namespace
 
 Result<> enqueue(Communicator& communicator, const GroupSpec& self, const std::vector<Operation>& operations,
                  Device& device, const Deadline& deadline) {
-  MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
+  Communicator::Lock lock;
   const StreamCalls on_stream(communicator, lock, device, deadline);
   std::vector<CollectiveCall> calls;
   calls.reserve(operations.size());
-  for (const Operation& each : operations) {
-    calls.emplace_back(on_stream, self, each);
-    if (Result<> prepared = calls.back().prepare(); !prepared) {
-      calls.pop_back();
-      for (CollectiveCall& made : calls) MUSTER_TRY(made.release());
-      return prepared;
+  for (const Operation& each : operations) MUSTER_TRY(calls.emplace_back(on_stream, self, each).prepare());
+  MUSTER_ASSIGN(lock, communicator.lock());
+  for (size_t begun = 0; begun < calls.size(); ++begun) {
+    if (Result<> ready = calls[begun].begin(); !ready) {
+      for (size_t i = 0; i < begun; ++i) MUSTER_TRY(calls[i].release());
+      return ready;
     }
   }
   if (calls.size() == 1) {
@@ -400,8 +411,11 @@ Result<> enqueue(Communicator& communicator, const GroupSpec& self, const std::v
 
 Result<> enqueue(Communicator& communicator, const std::vector<Message>& messages, Device& device,
                  const Deadline& deadline) {
-  MUSTER_ASSIGN(Communicator::Lock lock, communicator.lock());
-  return MessageCall(StreamCalls(communicator, lock, device, deadline), messages).run();
+  Communicator::Lock lock;
+  MessageCall call(StreamCalls(communicator, lock, device, deadline), messages);
+  call.prepare();
+  MUSTER_ASSIGN(lock, communicator.lock());
+  return call.run();
 }
 
 }  // namespace muster::nccl

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <future>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,7 +17,7 @@ constexpr Duration kYieldTime = 200us, kPoll = 100us;
 /// How often a rank looks for a failure of another one while the communicator forms.
 constexpr Duration kFormingPoll = 10ms;
 /// How long the destructor waits for pending operations, and how long NCCL may take to free a communicator.
-constexpr Duration kFinalizeTime = 5s, kReleaseTime = 5s;
+constexpr Duration kFinalizeTime = 5s, kReleaseTime = 2s;
 constexpr const char* kInit = "the start of a communicator of NCCL";
 
 /// Adds what is usually wrong.
@@ -66,21 +67,22 @@ Result<std::vector<UniqueId>> exchange_ids(const Library& library, Group& host, 
 
 }  // namespace
 
-Result<std::unique_ptr<Communicator>> Communicator::form(const Library& library, Group& host,
+Result<std::unique_ptr<Communicator>> Communicator::form(const Library& library, std::shared_ptr<Device> device,
+                                                         Group& host,
                                                          const std::function<std::optional<Error>()>& failed,
                                                          const Deadline& deadline, int ranks_per_root) {
   const auto [rank, size, name, generation] = host.membership();
   MUSTER_ASSIGN(auto ids, exchange_ids(library, host, deadline, (size + ranks_per_root - 1) / ranks_per_root));
   Config config;
   config.blocking = 0;
-  Comm handle = nullptr;
+  const auto handle = std::make_shared<Comm>(nullptr);
   const int roots = static_cast<int>(ids.size());
-  const int code = roots == 1 ? library.CommInitRankConfig(&handle, size, ids[0], rank, &config)
-                              : library.CommInitRankScalable(&handle, size, rank, roots, ids.data(), &config);
+  const int code = roots == 1 ? library.CommInitRankConfig(handle.get(), size, ids[0], rank, &config)
+                              : library.CommInitRankScalable(handle.get(), size, rank, roots, ids.data(), &config);
   if (const Result<> begun = library.check(code, kInit); !begun) {
     return tl::unexpected(with_hint(begun.error(), library));
   }
-  auto communicator = std::unique_ptr<Communicator>(new Communicator(library, handle));
+  auto communicator = std::unique_ptr<Communicator>(new Communicator(library, std::move(device), handle));
   Lock lock(communicator->mutex_);
   for (;;) {
     const Result<> formed =
@@ -109,12 +111,18 @@ Communicator::~Communicator() {
 void Communicator::release(int (*function)(Comm)) const {
   std::promise<void> released;
   std::future<void> done = released.get_future();
-  // tidy: allow(detach) a graph may keep the communicator for long
-  std::thread([function, handle = handle_, ended = std::move(released)]() mutable {
-    (void)function(handle);
-    ended.set_value();
-  }).detach();
-  (void)done.wait_for(std::chrono::nanoseconds(kReleaseTime));
+  try {
+    // tidy: allow(detach) a graph may keep the communicator for long
+    std::thread([function, device = device_, written = written_, handle = handle_,
+                 ended = std::move(released)]() mutable {
+      device->make_current();  // NCCL restores the current device, and that makes a context on it
+      (void)function(handle);
+      ended.set_value();
+    }).detach();
+    (void)done.wait_for(std::chrono::nanoseconds(kReleaseTime));
+  } catch (const std::system_error&) {  // no thread
+    (void)function(handle_);
+  }
 }
 
 Result<Communicator::Lock> Communicator::lock() {

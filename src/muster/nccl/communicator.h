@@ -4,8 +4,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "muster/group/group.h"
+#include "muster/nccl/device.h"
 #include "muster/nccl/library.h"
 
 namespace muster::nccl {
@@ -22,7 +24,7 @@ class Communicator {
 
   /// Collective over `host`, which carries the ids: no message goes to the store. The error names what NCCL says, or
   /// that it did not end by the deadline. Ends earlier if `failed`, called again and again, returns an error.
-  static Result<std::unique_ptr<Communicator>> form(const Library& library, Group& host,
+  static Result<std::unique_ptr<Communicator>> form(const Library& library, std::shared_ptr<Device> device, Group& host,
                                                     const std::function<std::optional<Error>()>& failed,
                                                     const Deadline& deadline, int ranks_per_root = kRanksPerRoot);
   /// Ends what is pending. NCCL frees a communicator after the last graph that has captured calls of it. So this and
@@ -43,9 +45,12 @@ class Communicator {
   void abort();
 
  private:
-  Communicator(const Library& from, Comm made) : library(from), handle_(made) {}
+  Communicator(const Library& from, std::shared_ptr<Device> device, std::shared_ptr<Comm> written)
+      : library(from), device_(std::move(device)), written_(std::move(written)), handle_(*written_) {}
   void release(int (*function)(Comm)) const;
 
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<Comm> written_;  ///< NCCL writes the handle there again when its start has ended
   const Comm handle_;
   std::mutex mutex_;
   bool aborted_ = false;  ///< guarded by mutex_

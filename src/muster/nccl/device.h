@@ -7,8 +7,8 @@
 
 namespace muster::nccl {
 
-/// What a group needs of the runtime of its device. Whoever has that runtime implements it, so this library links none.
-/// Thread-safe. "The stream" is the one that is current for the calling thread.
+/// What a group needs of the runtime of its device. The layer that has that runtime implements it, so this library
+/// links none. Thread-safe. "The stream" is the one that is current for the calling thread.
 class Device {
  public:
   /// A point in a stream.
@@ -19,6 +19,8 @@ class Device {
   };
 
   virtual ~Device() = default;
+  /// Makes it the current device of the calling thread, which muster owns.
+  virtual void make_current() = 0;
   virtual Stream stream() = 0;
   /// True while the stream's work becomes part of a graph, which runs later, instead of running.
   virtual bool capturing() = 0;

@@ -130,10 +130,11 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     MUSTER_TRY(peers_.connect());
     auto made = Library::get().and_then([&](const Library* library) {
       return Communicator::form(
-          *library, *host_, [this] { return peers_.lost(); }, deadline);
+          *library, device_, *host_, [this] { return peers_.lost(); }, deadline);
     });
     if (!made) {
-      made.error().rank = made.error().rank == kNoRank ? membership().rank : made.error().rank;
+      const bool is_own = made.error().rank == kNoRank && made.error().code != ErrorCode::kTimeout;
+      if (is_own) made.error().rank = membership().rank;
       return tl::unexpected(made.error());
     }
     communicator_ = std::move(*made);
@@ -173,9 +174,9 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     Result<> given;
     try {
       given = enqueue(*communicator_, membership(), operations, *device_, Deadline::after(limit));
-    } catch (...) {  // the device has no memory: the program may try the call again
-      kernel->record_end(muster::fail(ErrorCode::kIo, "the device has failed"));
-      sequence_ -= operations.size();
+    } catch (...) {
+      sequence_ -= operations.size();  // the program may try the call again
+      kernel->record_end(no_memory());
       throw;  // tidy: allow(throw) torch's error of Device::allocate()
     }
     if (!given) {
@@ -186,6 +187,8 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
     return track(
         kernel, limit, [this, kernel] { return describe(kernel->calls); }, sequence_, std::move(begins));
   }
+
+  static Result<> no_memory() { return muster::fail(ErrorCode::kResourceExhausted, "the device has no memory left"); }
 
   std::string describe(const std::vector<Call>& calls) const {
     const std::string more = calls.size() > 1 ? fmt::format(" and {} more calls", calls.size() - 1) : "";
@@ -207,7 +210,13 @@ class NcclGroup final : public Group, public ProcessOwned<NcclGroup> {
       kernel->tickets.push_back(each.send ? kernel->recorder->sending(each.data, each.peer, each.tag, site)
                                           : kernel->recorder->receiving(each.data, each.peer, each.tag, site));
     }
-    const Result<> given = enqueue(*communicator_, messages, *device_, Deadline::after(limit));
+    Result<> given;
+    try {
+      given = enqueue(*communicator_, messages, *device_, Deadline::after(limit));
+    } catch (...) {
+      kernel->record_end(no_memory());
+      throw;  // tidy: allow(throw) as in launch()
+    }
     if (!given) {
       order.unlock();
       kernel->record_end(given);

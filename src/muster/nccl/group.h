@@ -16,7 +16,7 @@ namespace muster::nccl {
 /// - Calls of ranks are not compared: if they differ, the operation ends at its timeout.
 ///
 /// `host` carries what does not belong on the device: the forming, and the news that a rank has left, has died, or has
-/// aborted the group. It may be used for tensors of the host.
+/// aborted the group. It belongs to the new group: when an operation is late, its threads make collectives of `host`.
 Result<std::unique_ptr<Group>> form_group(std::shared_ptr<Group> host, std::shared_ptr<Device> device);
 
 }  // namespace muster::nccl

@@ -93,7 +93,7 @@ void InFlight::finish_all(std::deque<Entry>& entries, const Result<>& result) {
 
 bool InFlight::wait_until_empty(const Deadline& deadline) {
   for (;;) {
-    (void)poll();  // the thread finds an error, too
+    look();
     std::unique_lock lock(mutex_);
     if (entries_.empty() && finishing_ == 0) return true;
     if (deadline.passed()) return false;
@@ -109,7 +109,7 @@ void InFlight::stop() {
   lock.unlock();
   if (thread.joinable()) thread.join();
   lock.lock();
-  finished_.wait(lock, [this] { return finishing_ == 0; });
+  finished_.wait(lock, [this] { return finishing_ == 0 && !looking_; });
 }
 
 /// Also looks for failures: a callback that waits for another operation holds up the thread.
@@ -134,11 +134,11 @@ void InFlight::run() {
   Deadline idle_from = Deadline::after(kIdleInterval);
   std::unique_lock lock(mutex_);
   while (!stopping_ && !failure_) {
-    if (!entries_.empty()) idle_from = Deadline::after(kIdleInterval);
-    idle_ = idle_from.passed();
-    wake_.wait_for(lock, idle_ ? kIdleInterval : kInterval,
-                   [&] { return stopping_ || (idle_from.passed() && !idle_); });
+    idle_ = entries_.empty() && idle_from.passed();
+    const bool was_idle = idle_;
+    wake_.wait_for(lock, idle_ ? kIdleInterval : kInterval, [&] { return stopping_ || idle_ != was_idle; });
     if (stopping_) return;
+    if (!entries_.empty() || idle_ != was_idle) idle_from = Deadline::after(kIdleInterval);
     lock.unlock();
     look();
     lock.lock();
@@ -146,12 +146,17 @@ void InFlight::run() {
 }
 
 void InFlight::look() {
-  std::unique_lock only(looking_, std::try_to_lock);
-  if (!only || !status()) return;
-  Result<> found = poll();
+  Result<> found = poll();  // first: it may run a callback that waits, and then this thread is in look() again
+  {
+    const std::lock_guard lock(mutex_);
+    if (looking_ || stopping_ || failure_) return;
+    looking_ = true;
+  }
   if (found) found = check_(load());
-  only.unlock();
   if (!found) fail(found.error(), [&] { failed_(found.error()); });
+  const std::lock_guard lock(mutex_);
+  looking_ = false;
+  finished_.notify_all();
 }
 
 Result<> InFlight::poll() {

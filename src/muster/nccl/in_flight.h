@@ -65,13 +65,13 @@ class InFlight final : public WorkDriver, public std::enable_shared_from_this<In
 
   const Check check_;
   const Failed failed_;
-  std::mutex looking_;                ///< held by the one thread that calls check_
   mutable std::mutex mutex_;          ///< guards all fields below
   std::condition_variable wake_;      ///< of the thread, when it is idle or has to end
   std::condition_variable finished_;  ///< an operation was finished
   std::deque<Entry> entries_;
   std::optional<Error> failure_;  ///< the first argument of fail()
   int finishing_ = 0;             ///< threads in finish_all()
+  bool looking_ = false;          ///< a thread calls check_, and then failed_
   bool idle_ = false;             ///< the thread has seen no operation for a while
   bool stopping_ = false;
   std::thread thread_;

@@ -12,8 +12,8 @@
 namespace muster::nccl {
 namespace {
 
-/// Of the first message to each peer in the tree, and of the one that asks.
-constexpr uint32_t kHelloTag = 0xffff'fff0, kAskTag = 0xffff'fff1;
+/// Of the first message to each peer in the tree, of the one that asks, and of one that never comes.
+constexpr uint32_t kHelloTag = 0xffff'fff0, kAskTag = 0xffff'fff1, kNeverTag = 0xffff'fff2;
 constexpr int kChildren = 4;  ///< of a rank in the tree
 constexpr Duration kWatchTime = std::chrono::hours(24 * 365);
 /// How long the ranks have to answer.
@@ -79,12 +79,13 @@ Result<> PeerMonitor::connect() {
   for (const Rank rank : peers_) {
     const CallOptions options{.timeout = kWatchTime, .async = true};
     questions_.push_back(host_->receive({&received_, 1, Dtype::kUint8}, rank, kAskTag, options));
+    losses_.push_back(host_->receive({&received_, 1, Dtype::kUint8}, rank, kNeverTag, options));
   }
   return {};
 }
 
 std::optional<Error> PeerMonitor::lost() const {
-  for (const Work& each : questions_) {
+  for (const Work& each : losses_) {
     if (!each.done() || each.result()) continue;
     Error why = each.result().error();
     why.context.clear();  // the message is no call of the program
@@ -119,10 +120,12 @@ Error PeerMonitor::explain_timeout() {
           ->all_gather({&own, sizeof own, Dtype::kUint8}, {answers.data(), answers.size() * sizeof own, Dtype::kUint8},
                        {.timeout = kAnswerTime})
           .wait();
-  if (const auto why = lost()) return *why;  // another rank was quicker, or has died
   if (!answered) {
-    error.rank = answered.error().rank;
-    error.message += ", and not all ranks say which call they are in: " + answered.error().message;
+    Error why = answered.error();
+    why.context.clear();                         // the call is none of the program's
+    if (why.reported_by != kNoRank) return why;  // a rank was quicker
+    error.rank = why.rank;
+    error.message += ", and not all ranks say which call they are in: " + why.message;
     return error;
   }
   const Report report = report_of(answers, self);

@@ -35,9 +35,11 @@ class PeerMonitor {
 
   const std::shared_ptr<Group> host_;
   const uint64_t group_id_;
-  uint8_t sent_ = 0, received_ = 0;      ///< what messages of the tree carry
-  std::vector<Rank> peers_;              ///< of this rank in the tree
-  std::vector<Work> questions_;          ///< a message from each of them, once it asks; constant after connect()
+  uint8_t sent_ = 0, received_ = 0;  ///< what messages of the tree carry
+  std::vector<Rank> peers_;          ///< of this rank in the tree
+  // Constant after connect().
+  std::vector<Work> questions_;  ///< a message from each of them, once it asks
+  std::vector<Work> losses_;     ///< a message from each of them that never comes: it fails when that rank is lost
   std::optional<TimePoint> lost_since_;  ///< only for lost_for()
 };
 

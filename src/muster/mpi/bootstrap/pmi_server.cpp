@@ -68,7 +68,7 @@ std::string mapping_of(const std::vector<JobRank>& ranks) {
   return text + ")";
 }
 
-std::atomic<bool> mpi_has_started = false;
+std::atomic<bool> mpi_initialized = false;
 
 class PmiServer {
  public:
@@ -128,7 +128,7 @@ class PmiServer {
     }
     if (command == "barrier_in") {
       MUSTER_TRY(
-          ranks_.store->barrier("barrier", ranks_.size(), Deadline::after(mpi_has_started ? kNoLimit : timeout_)));
+          ranks_.store->barrier("barrier", ranks_.size(), Deadline::after(mpi_initialized ? kNoLimit : timeout_)));
       return "cmd=barrier_out rc=0 msg=success\n";
     }
     if (command == "finalize") return "cmd=finalize_ack rc=0 msg=success\n";
@@ -161,7 +161,7 @@ class PmiServer {
 
 }  // namespace
 
-void note_that_mpi_has_started() { mpi_has_started = true; }
+void mark_mpi_initialized() { mpi_initialized = true; }
 
 Result<> serve_pmi(JobRanks ranks, Duration timeout) {
   setenv("PMI_RANK", std::to_string(ranks.own).c_str(), 1);

@@ -14,6 +14,6 @@ namespace muster::mpi {
 /// within `timeout`, this process ends.
 Result<> serve_pmi(JobRanks ranks, Duration timeout);
 /// From now on `timeout` no longer counts: MPI_Finalize() waits for the other ranks as long as they work.
-void note_that_mpi_has_started();
+void mark_mpi_initialized();
 
 }  // namespace muster::mpi

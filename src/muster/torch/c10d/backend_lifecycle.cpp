@@ -111,9 +111,9 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupMuster::shrink(const std::vector<i
                                                              const c10::intrusive_ptr<Options>& options) {
   constexpr int kAbort = 1;  // torch.distributed.SHRINK_ABORT
   const Milliseconds timeout = timeout_of(options);
-  if ((flags & kAbort) != 0) device_group_->abort({ErrorCode::kAborted, "the group is shrunk", rank_});
   auto store = value_or_throw(store_->clone());
   auto group = group_->shrink(*store, std::vector<Rank>(excluded.begin(), excluded.end()), (flags & kAbort) != 0);
+  if (group && (flags & kAbort) != 0) device_group_->abort({ErrorCode::kAborted, "the group was shrunk", rank_});
   return wrap_child_group(std::move(store), std::move(group), timeout);
 }
 

@@ -91,7 +91,7 @@ void ReductionQueue::reduce_deferred() {
 c10::intrusive_ptr<TensorWork> ReductionQueue::begin_on_device(const at::Tensor& buffer) const {
   TensorRequest request(c10d::OpType::ALLREDUCE, "muster:all_reduce", /*async=*/true);
   request.device_groups = context_.options.device_group;
-  const BufferView data = request.in_place(buffer);
+  const BufferView data = request.in_place_by_pieces(buffer);
   request.add(Collective::kAllReduce, data, data).call.op = ReduceOp::kAverage;
   auto work = c10::make_intrusive<TensorWork>(context_.rank(), std::move(request), at::TensorList(buffer),
                                               std::make_shared<PendingWorks>());

@@ -24,6 +24,7 @@ class TorchDevice final : public nccl::Device {
  public:
   explicit TorchDevice(c10::Device device) : device_(device) {}
 
+  void make_current() override { (void)exchange_device(device_); }
   nccl::Stream stream() override {
     return c10::impl::VirtualGuardImpl(device_.type()).getStreamNativeHandle(current_stream(device_));
   }
@@ -86,7 +87,7 @@ DeviceGroup* LazyDeviceGroup::for_device(c10::Device device) {
 
 /// Collective over the host's group, if NCCL is asked for.
 Result<std::unique_ptr<DeviceGroup>> LazyDeviceGroup::form(c10::Device device) {
-  if (!is_set("MUSTER_NCCL_LIBRARY")) return nullptr;
+  if (!is_set("MUSTER_NCCL_LIBRARY") || host_.transport() == "mpi") return nullptr;
   MUSTER_ASSIGN(std::shared_ptr<Group> links, host_.duplicate("device"));
   {
     const std::lock_guard lock(mutex_);

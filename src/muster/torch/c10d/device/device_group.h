@@ -24,9 +24,9 @@ class LazyDeviceGroup {
   explicit LazyDeviceGroup(Group& host) : host_(host) {}
 
   /// The first call forms the group by collectives of the host's group. So all ranks must make it, in the same order as
-  /// their other calls. Null without MUSTER_NCCL_LIBRARY: then tensors on a device go through the host. The variable
-  /// must be set at all ranks or at none. If a rank cannot form the group, as two ranks on one GPU cannot, all ranks
-  /// get its error, from this call or the next one. Each further call throws it again.
+  /// their other calls. Null without MUSTER_NCCL_LIBRARY, and over MPI: then tensors on a device go through the host.
+  /// The variable must be set at all ranks or at none. If a rank cannot form the group, as two ranks on one GPU cannot,
+  /// all ranks get its error, from this call or the next one. Each further call throws it again.
   DeviceGroup* for_device(c10::Device device);
   /// Null if it has not been formed. Does not wait while another thread forms it.
   Group* formed() const;
