@@ -26,6 +26,8 @@ namespace {
 
 /// How long MPI_Finalize() may wait for the other ranks after a failure.
 constexpr Duration kFinalizeTime = 30s;
+/// How long the launcher has to forward the reason, before MPI_Abort() makes it end all processes and their output.
+constexpr Duration kForwardTime = 200ms;
 /// How long MPI_Abort() may take.
 constexpr unsigned kAbortSeconds = 10;
 
@@ -153,6 +155,7 @@ const World* World::current() { return used_by == getpid() ? world_in_use.load()
 void World::abort(const std::string& why) const {
   log(LogLevel::kError, fmt::format("rank {} of MPI ends the job: {}", rank, why));
   aborting = std::this_thread::get_id();
+  std::this_thread::sleep_for(kForwardTime);  // tidy: allow(sleep) the launcher does not say when it has
   (void)std::signal(SIGALRM, SIG_DFL);
   alarm(kAbortSeconds);
   (void)mpi.Abort(mpi.comm_world, 1);
