@@ -10,7 +10,7 @@
 namespace muster::nccl {
 
 /// What a rank of a group over NCCL learns of the other ranks, over the links of the host's group: that one was lost,
-/// and why an operation does not end. The news travel in a tree of the ranks, so a rank has few links. Thread-safe, but
+/// and why an operation does not end. News travels in a tree of the ranks, so a rank has few links. Thread-safe, but
 /// for lost_for() and explain_timeout(): one thread at a time may call these.
 class PeerMonitor {
  public:
