@@ -44,12 +44,12 @@ void ProcessGroupMuster::release_resources() {
   const std::unique_ptr<DeviceGroup> on_device = device_group_->release();
   if (getpid() != process_) {
     static_cast<void>(store_.release());  // it is the parent's, as are the groups (base/process_owned.h)
-    former_groups_.clear();
+    reconfiguration_.former_groups.clear();
     group_.reset();
     return;
   }
   if (on_device) release_group(nullptr, std::move(on_device->group));
-  for (Former& each : former_groups_) release_group(nullptr, std::move(each.group));
+  for (Former& each : reconfiguration_.former_groups) release_group(nullptr, std::move(each.group));
   release_group(std::move(store_), std::move(group_));
 }
 
@@ -73,9 +73,9 @@ void ProcessGroupMuster::setTimeout(Milliseconds timeout) {
 ProcessGroupMuster::Handle ProcessGroupMuster::launch(TensorRequest&& request, at::TensorList inputs,
                                                       Milliseconds timeout) {
   if (coalescing()) {
-    joined_block_ = true;
-    block_->request().join(std::move(request));
-    return block_;
+    block_.joined = true;
+    block_.work->request().join(std::move(request));
+    return block_.work;
   }
   const bool on_device = request.device_group != nullptr;
   const CallOptions options{.timeout = timeout_or_default(timeout), .async = request.async || on_device};
@@ -100,33 +100,33 @@ ProcessGroupMuster::Handle ProcessGroupMuster::launch(TensorRequest&& request, a
 
 TensorRequest ProcessGroupMuster::request_in_block(OpType type, const char* title) {
   TensorRequest request(type, title, /*async=*/true);
-  joined_block_ = false;
+  block_.joined = false;
   request.block_guard = std::shared_ptr<void>(nullptr, [this](void*) {
-    if (!joined_block_) cancelCoalescing();
+    if (!block_.joined) cancelCoalescing();
   });
   return request;
 }
 
 void ProcessGroupMuster::startCoalescing() {
   std::thread::id none;
-  check_argument(coalescing_thread_.compare_exchange_strong(none, std::this_thread::get_id()), "start_coalescing",
+  check_argument(block_.thread.compare_exchange_strong(none, std::this_thread::get_id()), "start_coalescing",
                  "this process group has an open coalescing block already");
-  block_ = c10::make_intrusive<TensorWork>(rank_, TensorRequest(OpType::COALESCED, "muster:coalesced", /*async=*/true),
-                                           at::TensorList(), pending_);
+  block_.work = c10::make_intrusive<TensorWork>(
+      rank_, TensorRequest(OpType::COALESCED, "muster:coalesced", /*async=*/true), at::TensorList(), pending_);
 }
 
 ProcessGroupMuster::Handle ProcessGroupMuster::endCoalescing() {
   check_argument(coalescing(), "end_coalescing", "this thread has no open coalescing block");
-  const auto block = std::move(block_);
-  coalescing_thread_ = std::thread::id();  // last: now another thread may open a block
+  const auto block = std::move(block_.work);
+  block_.thread = std::thread::id();  // last: now another thread may open a block
   TensorWork::launch(block, *group_, {.timeout = timeout_.load(), .async = true});
   return block;
 }
 
 void ProcessGroupMuster::cancelCoalescing() {
   if (!coalescing()) return;
-  const auto block = std::move(block_);
-  coalescing_thread_ = std::thread::id();
+  const auto block = std::move(block_.work);
+  block_.thread = std::thread::id();
   block->cancel({ErrorCode::kAborted, "the coalescing block was canceled because one of its calls failed", rank_});
 }
 

@@ -166,7 +166,7 @@ class ProcessGroupMuster final : public c10d::Backend {
   /// False over MPI, which knows the ranks of the job only.
   bool supportsReconfigure() const override { return group_->transport() != "mpi"; }
   /// Names this backend among all of the job.
-  c10d::ReconfigureHandle get_reconfigure_handle() const override { return handle_; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override { return reconfiguration_.handle; }
   // backend_reconfigure.cpp
   /// Ends the group, and forms another one of the backends with these handles, through this one's store. Ranks are in
   /// the order of the handles, or of the sorted handles if they are a set. Blocks, and returns a Work that is complete.
@@ -192,7 +192,7 @@ class ProcessGroupMuster final : public c10d::Backend {
  private:
   class SyncCallScope;  // c10d/sync_call.h
 
-  bool coalescing() const { return coalescing_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  bool coalescing() const { return block_.thread.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   /// Makes the request of a call. Must come first in the call: in a coalescing block, a request that is destroyed
   /// before launch(), such as by a failed argument check, cancels the block. The call's Work, if any, returns
   /// `outputs`.
@@ -236,22 +236,30 @@ class ProcessGroupMuster final : public c10d::Backend {
   std::shared_ptr<PendingWorks> pending_ = std::make_shared<PendingWorks>();
   const Callbacks callbacks_;
   pid_t process_;
-#if MUSTER_TORCH_HAS_RECONFIGURE
-  const c10d::ReconfigureHandle handle_ = new_handle();
-  std::set<int64_t> used_uuids_;  ///< of reconfigure()
-#endif
   /// Groups that reconfigure() has left. A model or a hook may still hold them.
   struct Former {
     std::unique_ptr<Group> group;
     std::unique_ptr<LazyDeviceGroup> on_device;  ///< without a group
   };
-  std::vector<Former> former_groups_;
+  /// What reconfigure() needs.
+  struct Reconfiguration {
+#if MUSTER_TORCH_HAS_RECONFIGURE
+    const c10d::ReconfigureHandle handle = new_handle();
+    std::set<int64_t> used_uuids;
+#endif
+    std::vector<Former> former_groups;
+  };
+  Reconfiguration reconfiguration_;
   std::atomic<int> splits_ = 0;  ///< groups made so far, for their names; the same at all ranks
-  /// The thread that has an open block. coalescing() compares it only with the calling thread's id, which only that
-  /// thread stores, so a relaxed load is enough.
-  std::atomic<std::thread::id> coalescing_thread_{};
-  c10::intrusive_ptr<TensorWork> block_;  ///< the Work of that block; only that thread uses it
-  bool joined_block_ = false;             ///< the last request was added to the block; only that thread uses it
+  struct CoalescingBlock {
+    /// The thread that has opened it. coalescing() compares it only with the calling thread's id, which only that
+    /// thread stores, so a relaxed load is enough.
+    std::atomic<std::thread::id> thread{};
+    // Only that thread uses these.
+    c10::intrusive_ptr<TensorWork> work;
+    bool joined = false;  ///< the last request was added
+  };
+  CoalescingBlock block_;
 };
 
 using TorchBackend [[deprecated("renamed to ProcessGroupMuster")]] = ProcessGroupMuster;

@@ -65,11 +65,13 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reconfigure(const c10d::Reconfigu
     throw_error({ErrorCode::kUnsupported, c10::str(kReconfigure, ": a group over MPI has the ranks of the job only")});
   }
   const std::vector<c10d::ReconfigureHandle> handles = in_order(options);
-  const auto own = std::ranges::find(handles, handle_);
-  check_argument(own != handles.end(), kReconfigure, "this process group's handle, ", handle_, ", is not among the ",
+  const c10d::ReconfigureHandle& own_handle = reconfiguration_.handle;
+  const auto own = std::ranges::find(handles, own_handle);
+  check_argument(own != handles.end(), kReconfigure, "this process group's handle, ", own_handle, ", is not among the ",
                  handles.size(), " handles");
-  check_argument(std::ranges::count(handles, handle_) == 1, kReconfigure, "the handle ", handle_, " is listed twice");
-  check_argument(used_uuids_.insert(options.uuid).second, kReconfigure, "uuid ", options.uuid,
+  check_argument(std::ranges::count(handles, own_handle) == 1, kReconfigure, "the handle ", own_handle,
+                 " is listed twice");
+  check_argument(reconfiguration_.used_uuids.insert(options.uuid).second, kReconfigure, "uuid ", options.uuid,
                  " was already used: pass a new one each time");
 
   end_group(kPendingTime, "the process group is being reconfigured");
@@ -85,7 +87,7 @@ ProcessGroupMuster::Handle ProcessGroupMuster::reconfigure(const c10d::Reconfigu
   value_or_throw(formed->set_timeout(timeout_.load()));
 
   auto on_device = std::make_unique<LazyDeviceGroup>(*formed);
-  former_groups_.push_back(
+  reconfiguration_.former_groups.push_back(
       {std::exchange(group_, std::move(formed)), std::exchange(device_group_, std::move(on_device))});
   rank_ = group_->membership().rank;
   size_ = group_->membership().size;
